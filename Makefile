@@ -1,0 +1,43 @@
+# Every target makes its own virtual environment first: nothing has to be installed by hand.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  ?= torch==2.13.0
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch is pinned first, on its own: a range would pull gigabytes of CUDA packages nobody needs here.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	@echo "installing windtunnel and what the demo needs into $(VENV) (about a minute, once)"
+	@$(PIP) "$(TORCH)" numpy
+	@$(PIP) -e ".[torch,plot,examples]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(PIP) -e ".[torch,plot,examples,dev]"
+	@touch $@
+
+demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
+
+test: $(VENV)/.dev  ## all tests
+	@$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.dev  ## format, lint and test
+	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/ruff check src tests benchmarks examples
+	@$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
+	@$(BIN)/python -m benchmarks
+
+clean:  ## remove the virtual environment and outputs
+	rm -rf $(VENV) windtunnel-out*

@@ -1,0 +1,242 @@
+"""Write and read recordings: one Arrow IPC stream per rank, a batch at a time.
+
+    rows ──> RecordingWriter ──> recording.arrows ──> read_recording ──> Recording
+
+Every batch carries the names, signatures and frames first used in it, so a file cut off by a crash or a full
+disk is readable up to its last whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from windtunnel.errors import CorruptFile
+from windtunnel.events.model import (
+    COLUMNS,
+    NO_NAME,
+    Alloc,
+    Build,
+    EmptyCache,
+    Event,
+    Frame,
+    Free,
+    Kind,
+    Mark,
+    ModuleEnter,
+    ModuleExit,
+    Op,
+    Phase,
+    RecordStream,
+    Recording,
+    Role,
+    Signature,
+    Step,
+    Sync,
+    TensorSpec,
+)
+
+__all__ = ["RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
+
+FORMAT_VERSION = 1
+_FLUSH_EVERY = 1 << 14  # rows: about a second of simulation, a quarter of a megabyte
+_SCHEMA = pa.schema(
+    [(name, pa.from_numpy_dtype(dtype)) for name, dtype in COLUMNS.items()]
+    + [("inputs", pa.list_(pa.int64())), ("outputs", pa.list_(pa.int64()))]
+)
+
+# (kind, subject, value, extra, role, module, phase, stream, device, frame, inputs, outputs)
+Row = tuple[int, int, int, int, int, int, int, int, int, int, tuple[int, ...], tuple[int, ...]]
+
+
+class RecordingWriter:
+    """Collects rows and flushes them in batches. `rows` may be appended to directly by a hot loop."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.rows: list[Row] = []
+        self.names: dict[str, int] = {}
+        self.signatures: list[Signature] = []
+        self.frames: dict[Frame, int] = {}
+        self._written = {"names": 0, "signatures": 0, "frames": 0}
+        self._sink = pa.OSFile(str(path), "wb")
+        schema = _SCHEMA.with_metadata({"windtunnel": json.dumps({"version": FORMAT_VERSION, "header": header})})
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._stream = pa.ipc.new_stream(self._sink, schema, options=options)
+
+    def name(self, text: str) -> int:
+        """Intern a string."""
+        return self.names.setdefault(text, len(self.names))
+
+    def frame(self, file: str, line: int, function: str, parent: int = NO_NAME) -> int:
+        """Intern a Python frame."""
+        return self.frames.setdefault(Frame(file, line, function, parent), len(self.frames))
+
+    def signature(self, signature: Signature) -> int:
+        """Add a signature; the caller keeps the index and does not add it twice."""
+        self.signatures.append(signature)
+        return len(self.signatures) - 1
+
+    def flush_if_due(self) -> None:
+        if len(self.rows) >= _FLUSH_EVERY:
+            self.flush()
+
+    def flush(self, footer: dict[str, Any] | None = None) -> None:
+        """Write what was collected; a batch on disk survives whatever happens next."""
+        rows, self.rows[:] = list(self.rows), []
+        if not rows and footer is None:
+            return
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(_SCHEMA)
+        batch = pa.record_batch([pa.array(c, type=f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+        extra = {"new": json.dumps(self._unwritten())}
+        if footer is not None:
+            extra["footer"] = json.dumps(footer)
+        self._stream.write_batch(batch, custom_metadata=extra)
+        self._sink.flush()
+
+    def close(self, footer: dict[str, Any] | None = None) -> None:
+        self.flush(footer or {})
+        self._stream.close()
+        self._sink.close()
+
+    def _unwritten(self) -> dict[str, list[Any]]:
+        tables: dict[str, list[Any]] = {
+            "names": list(self.names),
+            "signatures": [_signature_json(s) for s in self.signatures[self._written["signatures"] :]],
+            "frames": [astuple(f) for f in self.frames],
+        }
+        for table in ("names", "frames"):
+            tables[table] = tables[table][self._written[table] :]
+        for table, rows in tables.items():
+            self._written[table] += len(rows)
+        return tables
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording; one cut off by a crash comes back up to its last whole batch."""
+    names: list[str] = []
+    signatures: list[Signature] = []
+    frames: list[Frame] = []
+    batches: list[pa.RecordBatch] = []
+    footer: dict[str, Any] | None = None
+    try:
+        source = pa.memory_map(str(path))
+        stream = pa.ipc.open_stream(source)
+        description = json.loads(stream.schema.metadata[b"windtunnel"])
+    except FileNotFoundError:
+        raise CorruptFile(f"there is no recording at {path}", hint="run `windtunnel run` first") from None
+    except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"{path} is not a windtunnel recording: {error}") from error
+    if description["version"] != FORMAT_VERSION:
+        raise CorruptFile(
+            f"{path} is a recording of format {description['version']}, and this windtunnel reads format {FORMAT_VERSION}",
+            hint="record it again",
+        )
+    while True:
+        try:
+            found = stream.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            break
+        except (pa.ArrowInvalid, OSError):
+            break  # cut off in the middle of a batch: keep what came before
+        extra = found.custom_metadata
+        new = json.loads(extra[b"new"])
+        names += new["names"]
+        signatures += [_signature_of(s) for s in new["signatures"]]
+        frames += [Frame(*f) for f in new["frames"]]
+        batches.append(found.batch)
+        if b"footer" in extra:
+            footer = json.loads(extra[b"footer"])
+    columns, inputs, outputs = _columns_of(pa.Table.from_batches(batches, schema=stream.schema))
+    return Recording(
+        description["header"], tuple(names), tuple(signatures), tuple(frames), columns, inputs, outputs,
+        is_complete=footer is not None, footer=footer or {},
+    )  # fmt: skip
+
+
+def record_events(path: Path, events: Iterable[Event], names: Iterable[str] = ()) -> None:
+    """Write records as a recording: for tests and for programs that already have events."""
+    writer = RecordingWriter(path, header={})
+    for text in names:
+        writer.name(text)
+    for event in events:
+        writer.rows.append(row_of(event))
+    writer.close()
+
+
+def row_of(event: Event) -> Row:
+    """A record as a row of the table."""
+    match event:
+        case Op():
+            return (
+                Kind.OP, event.id, event.signature, -1, 0, event.module, event.phase, event.stream, event.device,
+                event.frame, event.inputs, event.outputs,
+            )  # fmt: skip
+        case Alloc():
+            return (
+                Kind.ALLOC, event.storage, event.n_bytes, event.op, event.role, event.module, event.phase,
+                event.stream, event.device, event.frame, (), (),
+            )  # fmt: skip
+        case Free():
+            return _row(Kind.FREE, event.storage, module=event.module, phase=event.phase, stream=event.stream, device=event.device)
+        case Mark():
+            return _row(Kind.MARK, event.storage, event.name, role=event.role)
+        case RecordStream():
+            return _row(Kind.RECORD_STREAM, event.storage, stream=event.stream, device=event.device)
+        case Sync():
+            return _row(Kind.SYNC, stream=event.stream, device=event.device)
+        case EmptyCache():
+            return _row(Kind.EMPTY_CACHE, device=event.device)
+        case ModuleEnter():
+            return _row(Kind.MODULE_ENTER, event.module, module=event.module, phase=event.phase)
+        case ModuleExit():
+            return _row(Kind.MODULE_EXIT, event.module, module=event.module, phase=event.phase)
+        case Step():
+            return _row(Kind.STEP, event.number)
+        case Build():
+            return _row(Kind.BUILD, event.module, event.time_us, module=event.module, phase=Phase.BUILD)
+
+
+def _row(
+    kind: Kind,
+    subject: int = -1,
+    value: int = -1,
+    *,
+    role: Role = Role.UNKNOWN,
+    module: int = NO_NAME,
+    phase: Phase = Phase.FORWARD,
+    stream: int = 0,
+    device: int = 0,
+) -> Row:
+    return (kind, subject, value, -1, role, module, phase, stream, device, NO_NAME, (), ())
+
+
+def _columns_of(table: pa.Table) -> tuple[dict[str, np.ndarray], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    table = table.combine_chunks()
+    columns = {name: table.column(name).to_numpy() for name in COLUMNS}
+    return columns, _ragged(table.column("inputs")), _ragged(table.column("outputs"))
+
+
+def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    if column.num_chunks == 0:
+        return np.zeros(1, np.int64), np.zeros(0, np.int64)
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    return array.offsets.to_numpy().astype(np.int64), array.values.to_numpy()
+
+
+def _signature_json(signature: Signature) -> list[Any]:
+    specs = [[[*s.shape], [*s.strides], s.dtype] for s in (*signature.inputs, *signature.outputs)]
+    return [signature.name, len(signature.inputs), specs, signature.scalars]
+
+
+def _signature_of(row: list[Any]) -> Signature:
+    name, n_inputs, rows, scalars = row
+    specs = tuple(TensorSpec(tuple(shape), tuple(strides), dtype) for shape, strides, dtype in rows)
+    return Signature(name, specs[:n_inputs], specs[n_inputs:], scalars)

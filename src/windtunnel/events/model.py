@@ -1,0 +1,311 @@
+"""The words every room speaks: what a running program did, as small frozen records.
+
+    capture ──> rows (columns of ints) ──> file ──> Recording ──> memory, timing, remat, report
+
+A recording is one table with a row per event, in program order. A row is ten numbers; what repeats (names,
+operator signatures, Python frames) is interned once and referred to by index. `Recording.events()` turns rows
+back into the records below; the analyses read the columns directly, which is about fifty times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "COLUMNS",
+    "NO_NAME",
+    "Alloc",
+    "Build",
+    "EmptyCache",
+    "Event",
+    "Frame",
+    "Free",
+    "Kind",
+    "Mark",
+    "ModuleEnter",
+    "ModuleExit",
+    "Op",
+    "Phase",
+    "RecordStream",
+    "Recording",
+    "Role",
+    "Signature",
+    "Step",
+    "Sync",
+    "TensorSpec",
+]
+
+NO_NAME = -1  # "no module", "no frame": an index that points nowhere
+
+
+class Kind(IntEnum):
+    """What a row says. Numbers are part of the file format: add, never renumber."""
+
+    OP = 1
+    ALLOC = 2
+    FREE = 3
+    MODULE_ENTER = 4
+    MODULE_EXIT = 5
+    STEP = 6
+    MARK = 7
+    RECORD_STREAM = 8
+    EMPTY_CACHE = 9
+    SYNC = 10
+    BUILD = 11
+
+
+class Phase(IntEnum):
+    """Where in a training step the program was."""
+
+    BUILD = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+
+
+class Role(IntEnum):
+    """What a storage is for. `UNKNOWN` is settled later from its lifetime (activation or temporary)."""
+
+    UNKNOWN = 0
+    WEIGHT = 1
+    GRADIENT = 2
+    OPTIMIZER = 3
+    INPUT = 4
+    ACTIVATION = 5
+    TEMPORARY = 6
+    WORKSPACE = 7
+    COMMUNICATION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, strides and dtype of one tensor argument or result."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An operator with everything that decides its result's shape and its cost."""
+
+    name: str  # "aten.mm.default"
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    scalars: str  # the other arguments, as Python writes them
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of Python, and the frame that called it (an index into `Recording.frames`)."""
+
+    file: str
+    line: int
+    function: str
+    parent: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    id: int
+    signature: int
+    inputs: tuple[int, ...] = ()  # storages
+    outputs: tuple[int, ...] = ()
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+    stream: int = 0
+    device: int = 0
+    frame: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A storage is born. `op` is the operator that asked for it (the next `Op` row with this id, or none)."""
+
+    storage: int
+    n_bytes: int
+    op: int = -1
+    role: Role = Role.UNKNOWN
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+    stream: int = 0
+    device: int = 0
+    frame: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The last reference to a storage is gone."""
+
+    storage: int
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+    stream: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A storage turned out to be a weight, a gradient, optimizer state or an input; `name` says which."""
+
+    storage: int
+    role: Role
+    name: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStream:
+    """`tensor.record_stream(stream)`: a free must wait for that stream."""
+
+    storage: int
+    stream: int
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """The host waited for a stream (or, with stream -1, for the whole device)."""
+
+    stream: int = -1
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyCache:
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleEnter:
+    module: int
+    phase: Phase = Phase.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleExit:
+    module: int
+    phase: Phase = Phase.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An optimizer step ended; steps count from 1."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A module took this long to construct (children included)."""
+
+    module: int
+    time_us: int
+
+
+Event = (
+    Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
+)
+
+# Column name -> numpy type. `subject` and `value` depend on the kind:
+#   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
+#   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds
+# `extra` is the op id of an ALLOC (-1: none). `role` is set for ALLOC and MARK.
+COLUMNS: dict[str, Any] = {
+    "kind": np.uint8,
+    "subject": np.int64,
+    "value": np.int64,
+    "extra": np.int64,
+    "role": np.uint8,
+    "module": np.int32,
+    "phase": np.uint8,
+    "stream": np.int32,
+    "device": np.int16,
+    "frame": np.int32,
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything one rank did. Columns are parallel arrays, one element per event."""
+
+    header: dict[str, Any]
+    names: tuple[str, ...]
+    signatures: tuple[Signature, ...]
+    frames: tuple[Frame, ...]
+    columns: dict[str, np.ndarray]
+    inputs: tuple[np.ndarray, np.ndarray]  # offsets (one more than events), storage ids
+    outputs: tuple[np.ndarray, np.ndarray]
+    is_complete: bool = True  # False: the program was killed; everything up to the last flush is here
+    footer: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["kind"])
+
+    def name(self, index: int) -> str:
+        return self.names[index] if index >= 0 else ""
+
+    def stack(self, frame: int) -> tuple[Frame, ...]:
+        """The Python frames that led to `frame`, outermost first."""
+        found: list[Frame] = []
+        while frame >= 0:
+            found.append(self.frames[frame])
+            frame = self.frames[frame].parent
+        return tuple(reversed(found))
+
+    def events(self) -> Iterator[Event]:
+        """Rows as records. For analysis of large recordings, read `columns`."""
+        lists = [column.tolist() for column in (self.columns[name] for name in COLUMNS)]
+        for i, row in enumerate(zip(*lists, strict=True)):
+            yield self._record(i, *row)
+
+    def _record(
+        self,
+        i: int,
+        kind: int,
+        subject: int,
+        value: int,
+        extra: int,
+        role: int,
+        module: int,
+        phase: int,
+        stream: int,
+        device: int,
+        frame: int,
+    ) -> Event:
+        match kind:
+            case Kind.OP:
+                return Op(
+                    subject, value, self._storages(self.inputs, i), self._storages(self.outputs, i),
+                    module, Phase(phase), stream, device, frame,
+                )  # fmt: skip
+            case Kind.ALLOC:
+                return Alloc(subject, value, extra, Role(role), module, Phase(phase), stream, device, frame)
+            case Kind.FREE:
+                return Free(subject, module, Phase(phase), stream, device)
+            case Kind.MARK:
+                return Mark(subject, Role(role), value)
+            case Kind.RECORD_STREAM:
+                return RecordStream(subject, stream, device)
+            case Kind.SYNC:
+                return Sync(stream, device)
+            case Kind.EMPTY_CACHE:
+                return EmptyCache(device)
+            case Kind.MODULE_ENTER:
+                return ModuleEnter(subject, Phase(phase))
+            case Kind.MODULE_EXIT:
+                return ModuleExit(subject, Phase(phase))
+            case Kind.STEP:
+                return Step(subject)
+            case _:
+                return Build(subject, value)
+
+    @staticmethod
+    def _storages(ragged: tuple[np.ndarray, np.ndarray], i: int) -> tuple[int, ...]:
+        offsets, ids = ragged
+        return tuple(ids[offsets[i] : offsets[i + 1]].tolist())

@@ -1,0 +1,64 @@
+"""Bytes and seconds as people write and read them.
+
+k, M, G, T are powers of 1024, with or without the i: the tools this replaces read "5GB" as 5 GiB.
+"""
+
+from __future__ import annotations
+
+import re
+
+from windtunnel.errors import UsageError
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_us", "parse_bytes"]
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+_FACTORS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+def parse_bytes(size: int | str, device_bytes: int | None = None) -> int:
+    """Read 1024, "5GB", "512MiB", "2g" or, when the device is known, "80%"."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise UsageError(f"a size cannot be negative: {size}")
+        return size
+    text = str(size).strip()
+    if text.endswith("%"):
+        return _percent(text, device_bytes)
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"cannot read {size!r} as a size", hint='write bytes, or a number with a unit such as "5GB" or "512MiB"')
+    number, factor = match.group(1), _FACTORS[match.group(2).lower()]
+    return int(number) * factor if number.isdigit() else int(float(number) * factor)
+
+
+def _percent(text: str, device_bytes: int | None) -> int:
+    if device_bytes is None:
+        raise UsageError(f"{text!r} is a share of the device's memory, which is not known here", hint='write it as "5GB"')
+    try:
+        share = float(text[:-1])
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 100:
+        raise UsageError(f"cannot read {text!r} as a share of memory", hint='write "80%", between 0 and 100')
+    return int(device_bytes * share / 100)
+
+
+def format_bytes(n_bytes: float) -> str:
+    """1536 -> "1.5 KiB": four significant figures at most, binary units."""
+    sign, size = ("-", -n_bytes) if n_bytes < 0 else ("", n_bytes)
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            value = size / factor
+            return f"{sign}{value:.2f} {unit}" if value < 100 else f"{sign}{value:.1f} {unit}"
+    return f"{sign}{int(size)} B"
+
+
+def format_us(microseconds: float) -> str:
+    """1500 -> "1.5 ms"."""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    if microseconds >= 1e3:
+        return f"{microseconds / 1e3:.1f} ms"
+    return f"{microseconds:.0f} us"
