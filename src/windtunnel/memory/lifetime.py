@@ -1,0 +1,167 @@
+"""When each storage lived, who made it, and what it was for.
+
+    recording (ALLOC, FREE, MARK, OP rows) ──> Lifetimes: one element per allocation, in order of birth
+
+A storage number can live more than once (`storage.resize_` frees and allocates again); every life is an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.events.model import Frame, Kind, Phase, Recording, Role
+
+__all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
+
+ALIVE = -1  # `death` of a storage that was never freed
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Parallel arrays, one element per allocation, ordered by `birth`."""
+
+    storage: np.ndarray
+    n_bytes: np.ndarray  # as asked for; rounding belongs to the allocator
+    birth: np.ndarray  # row of the recording
+    death: np.ndarray  # row of the recording, or ALIVE
+    role: np.ndarray  # Role, never UNKNOWN
+    name: np.ndarray  # what a MARK called it: an index into `Recording.names`, or -1
+    module: np.ndarray  # an index into `Recording.names`, or -1
+    phase: np.ndarray  # at birth
+    op: np.ndarray  # id of the operator that asked for it, or -1
+    signature: np.ndarray  # of that operator: an index into `Recording.signatures`, or -1
+    op_row: np.ndarray  # row of that operator, or -1
+    device: np.ndarray
+    stream: np.ndarray
+    frame: np.ndarray
+    step: np.ndarray  # the step it was born in, from 1
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+
+def lifetimes_of(recording: Recording) -> Lifetimes:
+    """Pair every allocation with its free and settle what it was for.
+
+    Marks win over the role given at birth, and the last mark wins. What is still unknown is judged by how long it
+    lived: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward is an
+    activation; made in the backward pass and alive at the optimizer step is a gradient; made by the optimizer
+    and alive in the next pass is optimizer state; all else is temporary.
+    """
+    columns = recording.columns
+    kind, subject = columns["kind"], columns["subject"]
+    birth = np.flatnonzero(kind == Kind.ALLOC)
+    storage = subject[birth]
+    death, next_birth = _deaths(kind, subject, birth)
+    marked, name = _marks(columns, storage, birth, next_birth)
+    role = np.where(marked != Role.UNKNOWN, marked, columns["role"][birth])
+    op = columns["extra"][birth]
+    op_row = _op_rows(kind, subject, op)
+    signature = np.where(op_row >= 0, columns["value"][op_row], -1)
+    phase = columns["phase"][birth].copy()
+    frame = columns["frame"][birth]
+    phase[_is_recomputed(recording.frames, frame) & (phase == Phase.BACKWARD)] = Phase.FORWARD
+    role = _settle(role, phase, birth, death, columns)
+    return Lifetimes(
+        storage, columns["value"][birth], birth, np.where(death == _NEVER, ALIVE, death), role, name,
+        columns["module"][birth], phase, op, signature, op_row, columns["device"][birth],
+        columns["stream"][birth], frame, steps_of(recording, birth),
+    )  # fmt: skip
+
+
+def steps_of(recording: Recording, rows: np.ndarray) -> np.ndarray:
+    """The step each row belongs to: a STEP row closes its step, and what follows is the next one."""
+    ends = np.flatnonzero(recording.columns["kind"] == Kind.STEP)
+    numbers = np.concatenate([[0], recording.columns["subject"][ends]])
+    return numbers[np.searchsorted(ends, rows, side="left")] + 1
+
+
+def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each birth the row of its free and of the next life of the same storage (or _NEVER)."""
+    rows = np.flatnonzero((kind == Kind.ALLOC) | (kind == Kind.FREE))
+    order = np.lexsort((rows, subject[rows]))
+    rows = rows[order]
+    owner, is_birth = subject[rows], kind[rows] == Kind.ALLOC
+    follows = np.zeros(len(rows), bool)
+    follows[:-1] = owner[1:] == owner[:-1]
+    after = np.full(len(rows), _NEVER)
+    after[:-1] = rows[1:]
+    # ALLOC, FREE: the free is the death. ALLOC, ALLOC: never freed, as far as the recording knows.
+    dies = np.zeros(len(rows), bool)
+    dies[:-1] = is_birth[:-1] & follows[:-1] & ~is_birth[1:]
+    position = np.searchsorted(birth, rows[is_birth])
+    death = np.full(len(birth), _NEVER)
+    death[position] = np.where(dies, after, _NEVER)[is_birth]
+    next_birth = np.full(len(birth), _NEVER)
+    born_owner, born_row = owner[is_birth], rows[is_birth]
+    again = np.flatnonzero(born_owner[1:] == born_owner[:-1])
+    next_birth[position[again]] = born_row[again + 1]
+    return death, next_birth
+
+
+def _marks(
+    columns: dict[str, np.ndarray], storage: np.ndarray, birth: np.ndarray, next_birth: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The role and name of the last mark before a storage's next life; a mark outlives a resize."""
+    rows = np.flatnonzero(columns["kind"] == Kind.MARK)
+    owner = columns["subject"][rows]
+    order = np.lexsort((rows, owner))
+    rows, owner = rows[order], owner[order]
+    if len(rows) == 0:
+        return np.zeros(len(birth), np.uint8), np.full(len(birth), -1, np.int64)
+    # One sorted key for (storage, row), so a single search finds the last mark before the next life.
+    span = len(columns["kind"]) + 1
+    ids, owner_index = np.unique(owner, return_inverse=True)
+    where = np.searchsorted(ids, storage)
+    known = (where < len(ids)) & (ids[np.minimum(where, len(ids) - 1)] == storage)
+    last = np.searchsorted(owner_index * span + rows, where * span + np.minimum(next_birth, span - 1)) - 1
+    known &= (last >= 0) & (owner_index[np.maximum(last, 0)] == where)
+    last = np.where(known, last, 0)
+    role = np.where(known, columns["role"][rows[last]], np.uint8(Role.UNKNOWN))
+    return role, np.where(known, columns["value"][rows[last]], -1)
+
+
+def _op_rows(kind: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarray:
+    rows = np.flatnonzero(kind == Kind.OP)
+    if len(rows) == 0:
+        return np.full(len(op), -1)
+    ids = subject[rows]
+    order = np.argsort(ids, kind="stable")
+    found = np.minimum(np.searchsorted(ids, op, sorter=order), len(ids) - 1)
+    return np.where(ids[order[found]] == op, rows[order[found]], -1)
+
+
+def _is_recomputed(frames: tuple[Frame, ...], frame: np.ndarray) -> np.ndarray:
+    """Which frames run below torch's checkpoint recomputation."""
+    inside = np.zeros(len(frames) + 1, bool)  # the last one stands for frame -1
+    for i, f in enumerate(frames):
+        inside[i] = f.function == "recompute_fn" or (f.file.endswith("checkpoint.py") and "recompute" in f.function)
+        inside[i] |= f.parent < i and inside[f.parent]
+    return inside[frame]
+
+
+def _settle(
+    role: np.ndarray, phase: np.ndarray, birth: np.ndarray, death: np.ndarray, columns: dict[str, np.ndarray]
+) -> np.ndarray:
+    kind = columns["kind"]
+    happens = (kind == Kind.OP) | (kind == Kind.ALLOC) | (kind == Kind.MODULE_ENTER)
+
+    def lives_to_see(rows: np.ndarray) -> np.ndarray:
+        padded = np.append(rows, _NEVER)
+        return padded[np.searchsorted(rows, birth, side="right")] < death
+
+    in_phase = {p: np.flatnonzero(happens & (columns["phase"] == p)) for p in Phase}
+    unknown = role == Role.UNKNOWN
+    stepping = np.union1d(in_phase[Phase.OPTIMIZER], np.flatnonzero(kind == Kind.STEP))
+    verdicts = (
+        (Phase.FORWARD, in_phase[Phase.BACKWARD], Role.ACTIVATION),
+        (Phase.BACKWARD, stepping, Role.GRADIENT),
+        (Phase.OPTIMIZER, in_phase[Phase.FORWARD], Role.OPTIMIZER),
+    )
+    settled = np.where(unknown, np.uint8(Role.TEMPORARY), role)
+    for born, rows, verdict in verdicts:
+        settled[unknown & (phase == born) & lives_to_see(rows)] = verdict
+    return settled
