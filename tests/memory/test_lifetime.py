@@ -37,12 +37,20 @@ def test_a_resized_storage_lives_twice(tmp_path):
 
 
 def test_the_last_mark_wins_over_the_role_at_birth(tmp_path):
-    events = [Alloc(1, 10, role=Role.INPUT), Alloc(2, 10), Mark(1, Role.WEIGHT), Mark(1, Role.GRADIENT), Free(1)]
+    events = [
+        Alloc(1, 10, role=Role.INPUT),
+        Alloc(2, 10),
+        Mark(1, Role.WEIGHT),
+        Mark(1, Role.GRADIENT),
+        Free(1),
+    ]
     assert _roles(tmp_path, events) == {1: Role.GRADIENT, 2: Role.TEMPORARY}
 
 
 def test_a_mark_outlives_a_resize_but_does_not_reach_back(tmp_path):
-    found = _lifetimes(tmp_path, [Alloc(1, 10), Free(1), Alloc(1, 20), Mark(1, Role.WEIGHT, 0), Free(1), Alloc(1, 30)])
+    found = _lifetimes(
+        tmp_path, [Alloc(1, 10), Free(1), Alloc(1, 20), Mark(1, Role.WEIGHT, 0), Free(1), Alloc(1, 30)]
+    )
     assert found.role.tolist() == [Role.TEMPORARY, Role.WEIGHT, Role.WEIGHT]
     assert found.name.tolist() == [-1, 0, 0]
 
@@ -91,11 +99,22 @@ def test_what_a_checkpoint_recomputes_during_backward_is_an_activation(tmp_path)
 def test_each_storage_knows_its_operator_and_step(tmp_path):
     writer = RecordingWriter(tmp_path / "r.arrows", {})
     mm = writer.signature(Signature("aten.mm.default", (), (), ""))
-    events = [Alloc(1, 10, op=40), Op(40, mm, outputs=(1,)), Step(1), Alloc(2, 10, op=41), Step(2), Alloc(3, 10)]
+    events = [
+        Alloc(1, 10, op=40),
+        Op(40, mm, outputs=(1,)),
+        Step(1),
+        Alloc(2, 10, op=41),
+        Step(2),
+        Alloc(3, 10),
+    ]
     writer.rows += [row_of(e) for e in events]
     writer.close()
     found = lifetimes_of(read_recording(tmp_path / "r.arrows"))
-    assert found.signature.tolist() == [mm, -1, -1]  # the second op's row was never written: killed in between
+    assert found.signature.tolist() == [
+        mm,
+        -1,
+        -1,
+    ]  # the second op's row was never written: killed in between
     assert found.step.tolist() == [1, 2, 3]
 
 
@@ -110,8 +129,14 @@ def test_lifetimes_agree_with_a_slow_reading(tmp_path_factory, script):
     for storage, what, role in script:
         events.append([Alloc(storage, 10), Free(storage), Mark(storage, Role(role))][what])
     found = _lifetimes(tmp_path_factory.mktemp("r"), events)
-    for storage, birth, death, role in np.stack([found.storage, found.birth, found.death, found.role], 1).tolist():
-        later = [i for i, e in enumerate(events) if i > birth and e.__class__ in (Alloc, Free) and e.storage == storage]
+    for storage, birth, death, role in np.stack(
+        [found.storage, found.birth, found.death, found.role], 1
+    ).tolist():
+        later = [
+            i
+            for i, e in enumerate(events)
+            if i > birth and e.__class__ in (Alloc, Free) and e.storage == storage
+        ]
         assert death == (later[0] if later and isinstance(events[later[0]], Free) else ALIVE)
         rebirth = next((i for i in later if isinstance(events[i], Alloc)), len(events))
         marks = [e.role for e in events[:rebirth] if isinstance(e, Mark) and e.storage == storage]

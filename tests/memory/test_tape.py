@@ -13,7 +13,9 @@ def _tape(tmp_path, events, device=0):
 
 
 def _rows(tape):
-    return list(zip(tape.kind.tolist(), tape.id.tolist(), tape.n_bytes.tolist(), tape.stream.tolist(), strict=True))
+    return list(
+        zip(tape.kind.tolist(), tape.id.tolist(), tape.n_bytes.tolist(), tape.stream.tolist(), strict=True)
+    )
 
 
 class Listener:
@@ -38,7 +40,15 @@ class Listener:
 
 
 def test_a_tape_keeps_only_its_device_and_drops_empty_storages(tmp_path):
-    events = [Alloc(1, 100), Alloc(2, 200, device=1), Alloc(3, 0), Mark(1, Role.WEIGHT), Free(2), Free(3), Free(1)]
+    events = [
+        Alloc(1, 100),
+        Alloc(2, 200, device=1),
+        Alloc(3, 0),
+        Mark(1, Role.WEIGHT),
+        Free(2),
+        Free(3),
+        Free(1),
+    ]
     assert _rows(_tape(tmp_path, events)) == [(TapeKind.ALLOC, 0, 100, 0), (TapeKind.FREE, 0, 0, 0)]
     assert _rows(_tape(tmp_path, events, device=1)) == [(TapeKind.ALLOC, 1, 200, 0), (TapeKind.FREE, 1, 0, 0)]
 

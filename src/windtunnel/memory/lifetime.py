@@ -2,7 +2,8 @@
 
     recording (ALLOC, FREE, MARK, OP rows) ──> Lifetimes: one element per allocation, in order of birth
 
-A storage number can live more than once (`storage.resize_` frees and allocates again); every life is an element.
+A storage number can live more than once (`storage.resize_` frees and allocates again); every life is an
+element.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Lifetimes:
 def lifetimes_of(recording: Recording) -> Lifetimes:
     """Pair every allocation with its free and settle what it was for.
 
-    Marks win over the role given at birth, and the last mark wins. What is still unknown is judged by how long it
-    lived: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward is an
-    activation; made in the backward pass and alive at the optimizer step is a gradient; made by the optimizer
-    and alive in the next pass is optimizer state; all else is temporary.
+    Marks win over the role given at birth, and the last mark wins. What is still unknown is judged by how
+    long it lived: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward
+    is an activation; made in the backward pass and alive at the optimizer step is a gradient; made by the
+    optimizer and alive in the next pass is optimizer state; all else is temporary.
     """
     columns = recording.columns
     kind, subject = columns["kind"], columns["subject"]
@@ -138,7 +139,9 @@ def _is_recomputed(frames: tuple[Frame, ...], frame: np.ndarray) -> np.ndarray:
     """Which frames run below torch's checkpoint recomputation."""
     inside = np.zeros(len(frames) + 1, bool)  # the last one stands for frame -1
     for i, f in enumerate(frames):
-        inside[i] = f.function == "recompute_fn" or (f.file.endswith("checkpoint.py") and "recompute" in f.function)
+        inside[i] = f.function == "recompute_fn" or (
+            f.file.endswith("checkpoint.py") and "recompute" in f.function
+        )
         inside[i] |= f.parent < i and inside[f.parent]
     return inside[frame]
 

@@ -3,8 +3,8 @@
     recording ──> tape_of ─────────┐
     snapshot.pickle, *.csv ────────┴──> AllocationTape ──> play ──> any Allocator
 
-Sizes are what the program asked for, before any allocator's rounding, so that one tape can be played through all
-of them.
+Sizes are what the program asked for, before any allocator's rounding, so that one tape can be played through
+all of them.
 """
 
 from __future__ import annotations
@@ -61,17 +61,22 @@ class AllocationTape:
 def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     """Take the allocator requests of one device out of a recording.
 
-    An id of the tape is the row of the recording that allocates, because a storage that is resized is allocated
-    again under the same storage number. Allocations of zero bytes never reach an allocator and are left out.
+    An id of the tape is the row of the recording that allocates, because a storage that is resized is
+    allocated again under the same storage number. Allocations of zero bytes never reach an allocator and are
+    left out.
 
     Nothing in a recording says when the device catches up with a side stream, so a storage freed while in use
     there (`record_stream`) counts as finished at once: its memory is back before the next allocation.
     """
     columns = recording.columns
-    interesting = np.isin(columns["kind"], [Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.SYNC, Kind.EMPTY_CACHE])
+    interesting = np.isin(
+        columns["kind"], [Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.SYNC, Kind.EMPTY_CACHE]
+    )
     rows = np.flatnonzero(interesting)
     streams = np.unique(columns["stream"][columns["kind"] == Kind.RECORD_STREAM]).tolist()
-    parts = (columns[name][rows].tolist() for name in ("kind", "subject", "value", "stream", "device", "role"))
+    parts = (
+        columns[name][rows].tolist() for name in ("kind", "subject", "value", "stream", "device", "role")
+    )
     requests: list[tuple[int, int, int, int, bool, int]] = []
     live: dict[int, int] = {}  # storage -> the row that allocated it, on this device only
     used_on: dict[int, set[int]] = {}  # row that allocated -> side streams

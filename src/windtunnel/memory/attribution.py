@@ -1,0 +1,214 @@
+"""Who holds the memory at one moment: by role, by module, by tensor.
+
+Lifetimes + bytes held by each ──> RoleBytes, ModuleShare (a tree, foldable), LiveTensors (largest first)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from windtunnel.events.model import Recording, Role
+from windtunnel.memory.lifetime import Lifetimes
+
+__all__ = [
+    "ROLES", "ROLE_NAMES", "LiveTensors", "ModuleShare", "RoleBytes", "fold_layers", "largest_tensors",
+    "module_shares", "role_bytes", "short_op", "to_depth", "user_line",
+]  # fmt: skip
+
+# name, op, module, role, shape, dtype, where: what makes two tensors alike
+_Description = tuple[str, str, str, str, tuple[int, ...] | None, str, str]
+_PARAMETER_ROLES = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBytes:
+    """Bytes by what they are for."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    inputs: int = 0
+    temporary: int = 0
+    workspace: int = 0
+    communication: int = 0
+
+    def total(self) -> int:
+        return sum(n_bytes for _, n_bytes in self.items())
+
+    def items(self) -> list[tuple[str, int]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+
+# In the order of RoleBytes' fields.
+ROLES = (
+    Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER, Role.ACTIVATION, Role.INPUT, Role.TEMPORARY, Role.WORKSPACE,
+    Role.COMMUNICATION,
+)  # fmt: skip
+ROLE_NAMES = {role: field.name for role, field in zip(ROLES, fields(RoleBytes), strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShare:
+    """What one module path holds for one role, its children not included."""
+
+    module: str
+    role: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensors:
+    """Tensors alike in all but their layer number: `layers.0-27.mlp`."""
+
+    name: str  # of a weight, its gradient or its optimizer state; empty for others
+    op: str
+    module: str
+    role: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    where: str  # "train.py:41"
+    count: int
+    n_bytes: int  # of all of them
+
+
+def role_bytes(roles: np.ndarray, held: np.ndarray) -> RoleBytes:
+    """Sum held bytes by role."""
+    totals = [int(held[roles == role].sum()) for role in ROLES]
+    return RoleBytes(*totals)
+
+
+def module_shares(
+    recording: Recording, lives: Lifetimes, alive: np.ndarray, held: np.ndarray
+) -> tuple[ModuleShare, ...]:
+    """Sum the bytes of the alive ones (indices into `lives`) by module path and role, largest first."""
+    totals: defaultdict[tuple[str, str], int] = defaultdict(int)
+    keys = np.stack([lives.module[alive], lives.name[alive], lives.role[alive]], axis=1).astype(np.int64)
+    distinct, group = np.unique(keys, axis=0, return_inverse=True)
+    sums = np.zeros(len(distinct), np.int64)
+    np.add.at(sums, group.reshape(-1), held)
+    for (module, name, role), n_bytes in zip(distinct.tolist(), sums.tolist(), strict=True):
+        totals[_module_path(recording, module, name, role), ROLE_NAMES[Role(role)]] += n_bytes
+    return _largest_first(totals)
+
+
+def to_depth(shares: Iterable[ModuleShare], depth: int) -> tuple[ModuleShare, ...]:
+    """Add what lies deeper to the ancestor with `depth` path components."""
+    totals: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for share in shares:
+        totals[".".join(share.module.split(".")[:depth]), share.role] += share.n_bytes
+    return _largest_first(totals)
+
+
+def fold_layers(shares: Iterable[ModuleShare]) -> tuple[ModuleShare, ...]:
+    """Add up siblings that differ only by index: `layers.0.mlp` … `layers.27.mlp` -> `layers.0-27.mlp`."""
+    shares = list(shares)
+    folded = _fold_paths({share.module for share in shares})
+    totals: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for share in shares:
+        totals[folded[share.module], share.role] += share.n_bytes
+    return _largest_first(totals)
+
+
+def largest_tensors(
+    recording: Recording, lives: Lifetimes, alive: np.ndarray, held: np.ndarray, top: int = 20
+) -> tuple[LiveTensors, ...]:
+    """The largest groups of alike tensors among the alive ones."""
+    members: defaultdict[_Description, list[int]] = defaultdict(list)
+    described = [_describe(recording, lives, int(i)) for i in alive]
+    modules = _fold_paths({d[2] for d in described})
+    names = _fold_paths({d[0] for d in described})
+    for (name, op, module, *rest), n_bytes in zip(described, held.tolist(), strict=True):
+        members[(names[name], op, modules[module], *rest)].append(n_bytes)  # type: ignore[index]
+    groups = [LiveTensors(*key, count=len(sizes), n_bytes=sum(sizes)) for key, sizes in members.items()]
+    return tuple(sorted(groups, key=lambda g: (-g.n_bytes, g.module, g.op))[:top])
+
+
+def short_op(name: str) -> str:
+    """`aten.mm.default` -> `aten.mm`: the overload says nothing a reader of a report needs."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if len(parts) == 3 else name
+
+
+def user_line(recording: Recording, frame: int) -> str:
+    """`train.py:41`: the innermost line that is not a library's."""
+    stack = recording.stack(frame)
+    if not stack:
+        return ""
+    own = [f for f in stack if "site-packages" not in f.file and not f.file.startswith("<")]
+    innermost = (own or stack)[-1]
+    file = innermost.file.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{innermost.line}"
+
+
+def _module_path(recording: Recording, module: int, name: int, role: int) -> str:
+    # A weight is made wherever the model was built; its name says better where it belongs.
+    if role in _PARAMETER_ROLES and name >= 0:
+        return recording.name(name).rpartition(".")[0]
+    return recording.name(module)
+
+
+def _describe(recording: Recording, lives: Lifetimes, i: int) -> _Description:
+    module, name, role = int(lives.module[i]), int(lives.name[i]), int(lives.role[i])
+    signature = int(lives.signature[i])
+    op = short_op(recording.signatures[signature].name) if signature >= 0 else ""
+    shape, dtype = _shape(recording, lives, i)
+    return (
+        recording.name(name),
+        op,
+        _module_path(recording, module, name, role),
+        ROLE_NAMES[Role(role)],
+        shape,
+        dtype,
+        user_line(recording, int(lives.frame[i])),
+    )
+
+
+def _shape(recording: Recording, lives: Lifetimes, i: int) -> tuple[tuple[int, ...] | None, str]:
+    """Shape and dtype of the operator's output that lives in this storage, if it is one."""
+    row, signature = int(lives.op_row[i]), int(lives.signature[i])
+    if row < 0:
+        return None, ""
+    offsets, ids = recording.outputs
+    storages = ids[offsets[row] : offsets[row + 1]].tolist()
+    specs = recording.signatures[signature].outputs
+    if lives.storage[i] not in storages or len(specs) != len(storages):
+        return None, ""
+    spec = specs[storages.index(lives.storage[i])]
+    return spec.shape, spec.dtype
+
+
+def _fold_paths(paths: set[str]) -> dict[str, str]:
+    """Each path -> the same path with the numbers of all its siblings in place of its own."""
+    alike: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    for path in paths:
+        parts = path.split(".")
+        alike[tuple("#" if part.isdecimal() else part for part in parts)].append(parts)
+    folded: dict[str, str] = {}
+    for template, members in alike.items():
+        columns = zip(template, zip(*members, strict=True), strict=True)
+        text = ".".join(
+            _ranges({int(n) for n in column}) if part == "#" else part for part, column in columns
+        )
+        folded |= {".".join(parts): text for parts in members}
+    return folded
+
+
+def _ranges(numbers: set[int]) -> str:
+    """{0, 1, 2, 5} -> "0-2,5"."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _largest_first(totals: dict[tuple[str, str], int]) -> tuple[ModuleShare, ...]:
+    shares = [ModuleShare(module, role, n_bytes) for (module, role), n_bytes in totals.items()]
+    return tuple(sorted(shares, key=lambda s: (-s.n_bytes, s.module, s.role)))
