@@ -1,0 +1,236 @@
+"""Simulated tensors: real `torch.Tensor` objects of torch's PrivateUse1 backend whose storage has a size, an
+identity and a device, but no bytes.
+
+    new_tensor(shape, strides, dtype, device) ──> Tensor ──> its storage carries a SimStorage
+    the storage dies (refcounts, autograd, hooks: torch's own rules) ──> SimStorage.__del__ ──> FREE row
+
+Because they are plain tensors (not a subclass, not meta), type checks, parameters, autograd, autocast keys and
+foreach lists behave as on a real device, in every thread, with no mode active. A view shares its base's storage,
+so a view keeps memory alive here exactly when it does on the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+
+from windtunnel.capture.recorder import Recorder
+from windtunnel.events.model import NO_NAME, Kind
+
+__all__ = [
+    "CPU",
+    "SimStorage",
+    "attach",
+    "install_backend",
+    "new_storage",
+    "new_tensor",
+    "remember_values",
+    "set_storage",
+    "sim_of",
+    "span_bytes",
+    "values_of",
+    "view_of",
+    "world",
+]
+
+BACKEND = "simulated"
+CPU = torch.device("cpu")
+WORKSPACE = 7
+SIM: torch.device  # set by install_backend: the PrivateUse1 device every simulated tensor has inside torch
+
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# torch's own kernels for CPU tensors only move pointers and sizes here, so they serve any backend.
+_set_storage = torch.library.get_kernel("aten::set_.source_Storage_storage_offset", "CPU").call_boxed
+_as_strided = torch.library.get_kernel("aten::as_strided", "CPU").call_boxed
+_empty = torch._C._acc.create_empty_tensor
+_make_storage = torch._C._construct_storage_from_data_pointer
+
+# Addresses nobody dereferences; distinct, because scripts compare data_ptr() to find shared weights.
+_FIRST_ADDRESS = 1 << 44
+
+
+class SimStorage:
+    """What a simulated storage is. Lives as an attribute of the storage object and dies with it."""
+
+    __slots__ = ("device", "device_index", "id", "n_bytes", "recorder", "role", "values")
+
+    def __init__(self, recorder: Recorder, id: int, n_bytes: int, device: torch.device, index: int) -> None:
+        self.recorder = recorder
+        self.id = id
+        self.n_bytes = n_bytes
+        self.device = device  # what the user's program sees, e.g. cuda:0
+        self.device_index = index  # row's device column; NO_DEVICE for host memory that is not accounted
+        self.role = 0
+        self.values: torch.Tensor | None = None  # the bytes, when they are few and known
+
+    def __del__(self) -> None:
+        if self.device_index >= 0:
+            recorder = self.recorder
+            recorder.rows.append(
+                (Kind.FREE, self.id, -1, -1, 0, recorder.module, recorder.phase, recorder.stream, self.device_index,
+                 NO_NAME, (), ())
+            )  # fmt: skip
+
+
+# Real storages answer None: one attribute read tells real from simulated.
+torch.UntypedStorage.sim = None  # type: ignore[attr-defined]
+
+
+def sim_of(tensor: torch.Tensor) -> SimStorage | None:
+    """The simulated storage under a tensor, or None for a real one."""
+    try:
+        return tensor.untyped_storage().sim  # type: ignore[attr-defined]
+    except (RuntimeError, NotImplementedError):
+        return None  # sparse and other tensors without a storage
+
+
+class World(threading.local):
+    """The one simulated machine of this process, and what this thread is doing with it.
+
+    A subclass of `threading.local` so that `target` is each thread's own; the class attributes are shared.
+    """
+
+    recorder: Recorder
+    device_type: str = "cuda"  # what the program calls the accelerator; "cpu" when the CPU is the device
+    index_of_device: dict[torch.device, int] = {}  # devices whose memory is accounted -> row's device column
+    default_device: torch.device
+    target: torch.device | None = None  # set while a patched call is inside torch: the device the user named
+    op: int = -1  # id of the operator now running, for ALLOC rows
+
+
+world = World()
+NO_DEVICE = -1
+
+
+def install_backend(recorder: Recorder, device_type: str, n_devices: int) -> None:
+    """Register the PrivateUse1 backend and name the devices the program will see."""
+    global SIM
+    from torch.utils import backend_registration
+
+    name = device_type if device_type == "npu" else BACKEND
+    backend_registration._setup_privateuseone_for_python_backend(name)
+    SIM = torch.device(name, 0)
+    World.recorder = recorder
+    World.device_type = device_type
+    if device_type == "cpu":
+        World.index_of_device = {CPU: 0}
+        World.default_device = CPU
+    else:
+        World.index_of_device = {torch.device(device_type, i): i for i in range(n_devices)}
+        World.default_device = torch.device(device_type, 0)
+
+
+def new_storage(n_bytes: int, device: torch.device, role: int = 0) -> torch.UntypedStorage:
+    """A storage of `n_bytes` on a simulated device; writes its ALLOC row."""
+    recorder = world.recorder
+    id = recorder.n_storages = recorder.n_storages + 1
+    storage = _make_storage(_FIRST_ADDRESS + (id << 9), SIM, n_bytes)
+    index = world.index_of_device.get(device, NO_DEVICE)
+    if n_bytes == 0:
+        index = NO_DEVICE  # allocators never see empty requests
+    storage.sim = SimStorage(recorder, id, n_bytes, device, index)
+    if index >= 0:
+        recorder.rows.append(
+            (Kind.ALLOC, id, n_bytes, world.op, role, recorder.module, recorder.phase, recorder.stream, index,
+             recorder.frame_here(), (), ())
+        )  # fmt: skip
+    return storage
+
+
+def new_tensor(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    n_bytes: int | None = None,
+    role: int = 0,
+) -> torch.Tensor:
+    """A simulated tensor with a fresh storage."""
+    if n_bytes is None:
+        n_bytes = span_bytes(shape, strides, dtype.itemsize)
+    return _set_storage(_CPU_KEYS, _empty((0,), dtype), new_storage(n_bytes, device, role), 0, shape, strides)
+
+
+def attach(storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A simulated tensor over an existing simulated storage."""
+    return _set_storage(_CPU_KEYS, _empty((0,), dtype), storage, offset, shape, strides)
+
+
+def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any) -> torch.Tensor:
+    """Point a simulated tensor at another storage, in place."""
+    return _set_storage(_CPU_KEYS, tensor, storage, offset, shape, strides)
+
+
+def resize(sim: SimStorage, n_bytes: int) -> None:
+    """`storage.resize_()`: frees and allocates under the same object, as sharded training does each layer."""
+    recorder = world.recorder
+    if sim.device_index >= 0 and sim.n_bytes:
+        sim.__del__()
+    sim.n_bytes = n_bytes
+    sim.values = None
+    if n_bytes:
+        sim.device_index = world.index_of_device.get(sim.device, NO_DEVICE)
+        sim.id = recorder.n_storages = recorder.n_storages + 1
+        if sim.device_index >= 0:
+            recorder.rows.append(
+                (Kind.ALLOC, sim.id, n_bytes, world.op, sim.role, recorder.module, recorder.phase, recorder.stream,
+                 sim.device_index, recorder.frame_here(), (), ())
+            )  # fmt: skip
+    else:
+        sim.device_index = NO_DEVICE
+
+
+def view_of(tensor: torch.Tensor, shape: Any, strides: Any, offset: int | None = None) -> torch.Tensor:
+    return _as_strided(_CPU_KEYS, tensor, shape, strides, offset)
+
+
+def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    """Bytes from the first to the last element: what torch allocates for such a tensor."""
+    last = 0
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return 0
+        last += (size - 1) * stride
+    return (last + 1) * itemsize
+
+
+# -- values, when they are few and known ------------------------------------------------------------------
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's real values on the CPU, if known (a real tensor's values always are)."""
+    sim = sim_of(tensor)
+    if sim is None:
+        return tensor
+    if sim.values is None:
+        return None
+    flat = sim.values.view(tensor.dtype) if sim.values.numel() else sim.values.view(tensor.dtype)
+    return torch.as_strided(flat, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def remember_values(tensor: torch.Tensor, real: torch.Tensor, limit: int) -> None:
+    """Keep the values of a small simulated tensor that was just fully written."""
+    sim = sim_of(tensor)
+    if sim is None:
+        return
+    if sim.n_bytes > limit or real.device.type != "cpu":
+        sim.values = None
+        return
+    if sim.values is None:
+        if sim.n_bytes != real.numel() * real.element_size():
+            return  # only a part of the storage was written: the rest stays unknown
+        itemsize = tensor.element_size()
+        sim.values = _raw_empty(sim.n_bytes // itemsize * itemsize)
+    target = values_of(tensor)
+    if target is not None:
+        target.copy_(real)
+
+
+def _raw_empty(n_bytes: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
+
+
+_EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)
