@@ -6,9 +6,12 @@ It lets the analyses be tested with exact numbers, apart from the rules of any r
 from __future__ import annotations
 
 from windtunnel.errors import PredictedOutOfMemory
+from windtunnel.memory.allocator_records import AllocatorStats
 
 
 class RoundingAllocator:
+    name = "rounding"
+
     def __init__(self, device_bytes=None):
         self.device_bytes = device_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -31,6 +34,9 @@ class RoundingAllocator:
 
     def free(self, id):
         self.allocated_bytes -= self.sizes.pop(id)
+
+    def stats(self):
+        return AllocatorStats()
 
     def record_stream(self, id, stream):
         pass

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.errors import PredictedOutOfMemory
+from windtunnel.memory.allocator_records import AllocatorStats
 from windtunnel.memory.tape import AllocationTape, Player, TapeKind, play
 
 __all__ = ["CountingAllocator", "Failure", "LimitedReplay", "Replay", "replay", "replay_limited"]
@@ -30,6 +31,7 @@ class CountingAllocator(Player, Protocol):
     def peak_allocated_bytes(self) -> int: ...
     @property
     def peak_reserved_bytes(self) -> int: ...
+    def stats(self) -> AllocatorStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def replay_limited(tape: AllocationTape, allocator: CountingAllocator) -> Limite
     except PredictedOutOfMemory as error:
         position = len(meter.allocated)
         failure = Failure(position, int(tape.n_bytes[position]), error.message)
-    return LimitedReplay(failure, _count_retries(tape, allocator, np.array(meter.reserved, np.int64)))
+    return LimitedReplay(failure, allocator.stats().num_alloc_retries)
 
 
 class _Meter:
@@ -171,12 +173,3 @@ def _release_late(
                 left[drop] -= int(held[owner])
                 released[owner] = drop
                 break
-
-
-def _count_retries(tape: AllocationTape, allocator: CountingAllocator, reserved: np.ndarray) -> int:
-    """Ask the allocator; one that does not count shows a retry as an allocation that shrank the reserve."""
-    counted = getattr(allocator, "n_alloc_retries", None)
-    if counted is not None:
-        return int(counted)
-    shrank = np.diff(reserved, prepend=0) < 0
-    return int(np.count_nonzero(shrank & (tape.kind[: len(reserved)] == TapeKind.ALLOC)))

@@ -17,7 +17,9 @@ import numpy as np
 
 from windtunnel.events.model import Kind, Recording, Role
 
-__all__ = ["AllocationTape", "Player", "TapeKind", "make_tape", "play", "tape_of"]
+__all__ = ["AllocationTape", "Player", "Request", "TapeKind", "make_tape", "play", "tape_of"]
+
+Request = tuple[int, int, int, int, bool, int]  # kind, id, n_bytes, stream, persistent, event
 
 
 class TapeKind(IntEnum):
@@ -77,7 +79,7 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     parts = (
         columns[name][rows].tolist() for name in ("kind", "subject", "value", "stream", "device", "role")
     )
-    requests: list[tuple[int, int, int, int, bool, int]] = []
+    requests: list[Request] = []
     live: dict[int, int] = {}  # storage -> the row that allocated it, on this device only
     used_on: dict[int, set[int]] = {}  # row that allocated -> side streams
     for row, kind, subject, value, stream, where, role in zip(rows.tolist(), *parts, strict=True):
@@ -106,12 +108,12 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
 
 
 def make_tape(
-    requests: list[tuple[int, int, int, int, bool, int]],
+    requests: list[Request],
     notes: tuple[str, ...] = (),
     recorded_peak_bytes: int | None = None,
     recorded_peak_reserved_bytes: int | None = None,
 ) -> AllocationTape:
-    """Columns from rows of (kind, id, n_bytes, stream, persistent, event)."""
+    """Columns from rows."""
     kind, id, n_bytes, stream, persistent, event = zip(*requests, strict=True) if requests else ((),) * 6
     return AllocationTape(
         np.array(kind, np.uint8),
