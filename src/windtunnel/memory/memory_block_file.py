@@ -88,11 +88,15 @@ def read_memory_block(path: Path) -> AllocationTape:
     timed: list[tuple[int, Request]] = []
     peak_used = peak_with_fragments = 0
     for line, cells in _rows(path):
-        start, end = _whole(path, line, cells, "start_time_stamp"), _whole(path, line, cells,
-        "end_time_stamp") size, stream = _whole(path, line, cells, "size"), _whole(path, line, cells,
-        "stream_id") persistent = cells.get("is_persistent") == "1" if not start < end:
-            raise CorruptFile(f"{path} line {line}: an allocation ends at tick {end}, before its start
-            {start}")
+        start = _whole(path, line, cells, "start_time_stamp")
+        end = _whole(path, line, cells, "end_time_stamp")
+        size = _whole(path, line, cells, "size")
+        stream = _whole(path, line, cells, "stream_id")
+        persistent = cells.get("is_persistent") == "1"
+        if not start < end:
+            raise CorruptFile(
+                f"{path} line {line}: an allocation ends at tick {end}, before its start {start}"
+            )
         if not 0 < size <= _LARGEST or stream >= 1 << 31:
             raise CorruptFile(f"{path} line {line}: {size} bytes on stream {stream} cannot be an allocation")
         n_bytes = size if cells["pool_type"].startswith(_OWN_POOL) else _requested(size)
@@ -102,9 +106,10 @@ def read_memory_block(path: Path) -> AllocationTape:
         if "actual_used_memory" in cells:
             peak_used = max(peak_used, _whole(path, line, cells, "actual_used_memory"))
         peak_with_fragments = max(peak_with_fragments, _whole(path, line, cells, "actual_peak_memory"))
-    timed.sort(key=lambda entry: (entry[0], -entry[1][0]))  # at one tick, memory goes back before it is asked
-    for return make_tape([request for _, request in timed], (), peak_used or None, peak_with_fragments or
-    None)
+    # At one tick, memory goes back before more is asked for.
+    timed.sort(key=lambda entry: (entry[0], -entry[1][0]))
+    requests = [request for _, request in timed]
+    return make_tape(requests, (), peak_used or None, peak_with_fragments or None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,22 @@ _PROTOCOL = 4  # what torch itself writes
 
 
 def write_snapshot(path: Path, recording: Recording, allocator: Allocator, device: int = 0) -> None:
-    """Replay one device of a recording through a fresh, unlimited allocator and write the trace as torch would.
+    """Replay one device of a recording through a fresh, unlimited allocator; write the trace as torch would.
 
     A recording has no clock: `time_us` counts its events. The innermost frame of each entry is ours and names
     the operator and its module path.
     """
-    writer = _TraceWriter(recording, allocator) writer.follow(tape_of(recording, device)) segments =
-    [writer.segment_entry(segment, device) for segment in allocator.segments()] traces: list[list[Any]] = [[]
-    for _ in range(device + 1)] traces[device] = writer.entries snapshot = {"segments": segments,
-    "device_traces": traces, "allocator_settings": {}, "external_annotations": []} with open(path, "wb") as
-    file:
+    writer = _TraceWriter(recording, allocator)
+    writer.follow(tape_of(recording, device))
+    traces: list[list[Any]] = [[] for _ in range(device + 1)]
+    traces[device] = writer.entries
+    snapshot = {
+        "segments": [writer.segment_entry(segment, device) for segment in allocator.segments()],
+        "device_traces": traces,
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+    with open(path, "wb") as file:
         pickle.dump(snapshot, file, protocol=_PROTOCOL)
 
 
@@ -167,14 +173,19 @@ class _TraceWriter:
         """What the allocator asked of the device since the last call."""
         happened: list[SegmentEvent] = self.allocator.segment_events
         for each in happened[self.n_segment_events :]:
-            self.entries.append(self._entry(each.action, each.address, each.n_bytes, each.stream, event,
-            frames))
+            entry = self._entry(each.action, each.address, each.n_bytes, each.stream, event, frames)
+            self.entries.append(entry)
         self.n_segment_events = len(happened)
 
     @staticmethod
     def _entry(
-        action: str, address: int, n_bytes: int, stream: int, event: int, frames: list[dict[str, Any]], label:
-        str = ""
+        action: str,
+        address: int,
+        n_bytes: int,
+        stream: int,
+        event: int,
+        frames: list[dict[str, Any]],
+        label: str = "",
     ) -> dict[str, Any]:
         return {
             "action": action,

@@ -1,6 +1,6 @@
 """The trace of a torch memory snapshot as a tape, including what was allocated before it began.
 
-    trace entries + final segments ──> allocations in place at the start + requests ──> AllocationTape
+trace entries + final segments ──> allocations in place at the start + requests ──> AllocationTape
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def tape_of_trace(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
     notes = []
     if before or at_start:
         notes.append(
-            f"the trace begins in the middle of the run: {len(before)} allocations made before it were put in
-            front"
+            f"the trace begins in the middle of the run: {len(before)} allocations from before it come first"
         )
     if reader.n_releases:
         notes.append(f"{reader.n_releases} releases of cached segments are replayed as empty_cache")

@@ -1,0 +1,19 @@
+"""windtunnel: run the user's own training program on simulated devices and answer from what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "dry_run", "is_dry_run", "mock"]
+
+_DOORS = {"dry_run": "windtunnel.dryrun", "is_dry_run": "windtunnel.mocking", "mock": "windtunnel.mocking"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load on first use: `import windtunnel` costs nothing."""
+    if name not in _DOORS:
+        raise AttributeError(f"module 'windtunnel' has no attribute {name!r}")
+    from windtunnel.frameworks import load_door
+
+    return getattr(load_door(_DOORS[name]), name)

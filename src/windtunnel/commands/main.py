@@ -1,0 +1,62 @@
+"""windtunnel: dry-run, rematerialise and probe large-model training from a laptop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+
+from windtunnel.commands import devices, replay, run, view
+from windtunnel.errors import WindtunnelError
+
+__all__ = ["main"]
+
+# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args) -> int` are all it has.
+_VERBS: dict[str, ModuleType] = {"run": run, "replay": replay, "view": view, "devices": devices}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code (DESIGN: 0 fits, 1 bug, 2 usage, 3 script, 4 does not fit)."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        return _VERBS[args.verb].run(args)
+    except WindtunnelError as error:
+        print(f"windtunnel: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  next: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("windtunnel: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="windtunnel", description=__doc__, epilog="start here: windtunnel run --device a100-80gb train.py"
+    )
+    parser.add_argument("--version", action="version", version=f"windtunnel {_version()}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, module in _VERBS.items():
+        help_text = (module.__doc__ or "").strip()
+        verb = verbs.add_parser(
+            name,
+            help=help_text.splitlines()[0],
+            description=help_text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(verb)
+    return parser
+
+
+def _version() -> str:
+    from windtunnel import __version__
+
+    return __version__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""The one door to torch and mindspore, and to our own late-loaded parts. It opens on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from windtunnel.errors import MissingFramework
+
+__all__ = ["load", "load_door"]
+
+
+def load(room: str, part: str, framework: str) -> ModuleType:
+    """Import e.g. `windtunnel.capture.torch_rank`, only when it is wanted."""
+    try:
+        return import_module(f"windtunnel.{room}.{framework}_{part}")
+    except ModuleNotFoundError as error:
+        if error.name != framework:
+            raise  # our own bug, or a package of the user's: do not blame the framework
+        raise MissingFramework(
+            f"{framework} is not installed in this Python", hint=f"pip install 'windtunnel[{framework}]'"
+        ) from error
+
+
+def load_door(module: str) -> ModuleType:
+    """Import one of our own modules by name, for the lazy names of `windtunnel/__init__.py`."""
+    return import_module(module)

@@ -1,0 +1,26 @@
+"""The table of allocator models, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from windtunnel.memory.allocator import Allocator
+from windtunnel.memory.cuda_allocator import CudaAllocator
+from windtunnel.memory.cuda_config import cuda_rules
+
+__all__ = ["BUILDERS"]
+
+
+def _cuda(torch: str, conf: str, device_bytes: int | None) -> Allocator:
+    return CudaAllocator("cuda", cuda_rules(conf, torch), device_bytes)
+
+
+def _cuda_expandable(torch: str, conf: str, device_bytes: int | None) -> Allocator:
+    conf = f"expandable_segments:True,{conf}" if conf.strip() else "expandable_segments:True"
+    return CudaAllocator("cuda-expandable", cuda_rules(conf, torch), device_bytes)
+
+
+BUILDERS: dict[str, Callable[..., Allocator]] = {
+    "cuda": _cuda,
+    "cuda-expandable": _cuda_expandable,
+}

@@ -1,0 +1,146 @@
+"""Read the text of PYTORCH_CUDA_ALLOC_CONF.
+
+    "max_split_size_mb:64,expandable_segments:True" + torch version ──> CudaRules
+
+The grammar is torch's: `key:value,key:[bound:value,…]`, blanks ignored. Options that do not move a
+single byte of device memory (pinned host memory, locks) are checked for their name and skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+
+from windtunnel.errors import UsageError
+from windtunnel.memory.cuda_rules import NEVER, CudaRules
+from windtunnel.units import MIB
+
+__all__ = ["cuda_rules", "parse_conf", "placement_options", "refuse_value", "torch_version"]
+
+NEUTRAL_KEYS = frozenset(
+    "pinned_use_cuda_host_register pinned_use_hip_host_register pinned_num_register_threads "
+    "pinned_use_background_threads pinned_reserve_segment_size_mb pinned_free_catch_all "
+    "pinned_max_cached_size_mb pinned_max_round_threshold_mb release_lock_on_cudamalloc "
+    "release_lock_on_hipmalloc graph_capture_record_stream_reuse throw_on_cudamalloc_oom "
+    "expandable_segments_reserve expandable_segments_reserve_by_class".split()
+)
+PLACEMENT_KEYS = (
+    "backend", "expandable_segments", "garbage_collection_threshold", "large_segment_size_mb",
+    "max_non_split_rounding_mb", "max_split_size_mb", "per_process_memory_fraction", "roundup_power2_divisions",
+)  # fmt: skip
+LARGE_SEGMENT_SINCE = (2, 11)
+
+
+def cuda_rules(conf: str, torch: str) -> CudaRules:
+    """Return the rules of torch's CUDA allocator under `conf`."""
+    version = torch_version(torch)
+    options = parse_conf(conf, {*PLACEMENT_KEYS, *NEUTRAL_KEYS})
+    if options.get("backend", "native") != "native":
+        refuse_value("backend", options["backend"], "native: the asynchronous allocator of the driver is not modelled")
+    if "large_segment_size_mb" in options and version < LARGE_SEGMENT_SINCE:
+        refuse_value("large_segment_size_mb", options["large_segment_size_mb"], f"torch 2.11 or newer, not {torch}")
+    tie = "address" if version <= (2, 11) else "block" if version == (2, 12) else "segment"
+    return CudaRules(tie=tie, **placement_options(options))
+
+
+def torch_version(torch: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", str(torch))
+    if match is None:
+        raise UsageError(f"cannot read {torch!r} as a torch version", hint='write it as "2.13"')
+    return int(match.group(1)), int(match.group(2))
+
+
+def parse_conf(conf: str, known_keys: Collection[str]) -> dict[str, str]:
+    """Cut the text into options; a later value of the same key wins."""
+    options = {}
+    text = re.sub(r"\s+", "", conf or "")
+    for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text):
+        key, colon, value = part.partition(":")
+        if key not in known_keys:
+            near = get_close_matches(key, known_keys, n=1, cutoff=0.0)
+            raise UsageError(f"unknown allocator option {key!r} (in {part!r})", hint=f"the nearest known one is {near[0]!r}")
+        if not colon or not value:
+            raise UsageError(f"allocator option {key!r} has no value", hint=f"write {key}:VALUE")
+        options[key] = value
+    return options
+
+
+def placement_options(options: Mapping[str, str]) -> dict[str, object]:
+    """Turn the options that all torch allocators share into fields of CudaRules."""
+    # torch reads large_segment_size_mb first, wherever it stands: it bounds the two after it.
+    segment_mb = _whole(options, "large_segment_size_mb", 20, lambda mb: mb > 10, "a number of MiB above 10")
+    at_least = f"a number of MiB, {segment_mb} or more"
+    split_mb = _whole(options, "max_split_size_mb", -1, lambda mb: mb < 0 or mb >= segment_mb, at_least)
+    rounding_mb = _whole(options, "max_non_split_rounding_mb", segment_mb, lambda mb: mb >= segment_mb, at_least)
+    return {
+        "is_expandable": _flag(options, "expandable_segments"),
+        "large_segment_bytes": segment_mb * MIB,
+        "large_page_bytes": segment_mb * MIB,
+        # A negative number wraps around in torch, to "no limit".
+        "max_split_bytes": NEVER if split_mb < 0 else split_mb * MIB,
+        "max_non_split_rounding_bytes": rounding_mb * MIB,
+        "divisions": _divisions(options.get("roundup_power2_divisions", "[]")),
+        "gc_threshold": _share(options, "garbage_collection_threshold", 0.0, lambda x: 0 < x < 1, "between 0 and 1"),
+        "memory_fraction": _share(options, "per_process_memory_fraction", 1.0, lambda x: 0 <= x <= 1, "from 0 to 1"),
+    }
+
+
+def refuse_value(key: str, value: str, wanted: str) -> None:
+    raise UsageError(f"allocator option {key!r} cannot be {value!r}", hint=f"it wants {wanted}")
+
+
+def _whole(options: Mapping[str, str], key: str, default: int, is_valid: Callable[[int], bool], wanted: str) -> int:
+    text = options.get(key)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[+-]?\d+", text) or not is_valid(int(text)):
+        refuse_value(key, text, wanted)
+    return int(text)
+
+
+def _share(options: Mapping[str, str], key: str, default: float, is_valid: Callable[[float], bool], wanted: str) -> float:
+    text = options.get(key)
+    if text is None:
+        return default
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE) or not is_valid(float(text)):
+        refuse_value(key, text, f"a number {wanted}")
+    return float(text)
+
+
+def _flag(options: Mapping[str, str], key: str) -> bool:
+    text = options.get(key, "False")
+    if text not in ("True", "False"):
+        refuse_value(key, text, "True or False")
+    return text == "True"
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Read "4" or "[256:1,512:2,>:8]": bounds in MiB, each a power of two."""
+    key, steps = "roundup_power2_divisions", [0] * 16
+    if not text.startswith("["):
+        if not _is_power_of_two(text):
+            refuse_value(key, text, "a power of two, or a list such as [256:1,512:2,>:8]")
+        return (int(text),) * 16
+    if not re.fullmatch(r"\[([^\[\]]*)\]", text):
+        refuse_value(key, text, "a list closed by ]")
+    last, is_first = 0, True
+    for entry in filter(None, text[1:-1].split(",")):
+        bound, _, value = entry.partition(":")
+        if value != "0" and not _is_power_of_two(value):
+            refuse_value(key, entry, "a power of two (or 0) after the colon")
+        if bound == ">":
+            steps[last + 1 :] = [int(value)] * (15 - last)
+            continue
+        if not _is_power_of_two(bound):
+            refuse_value(key, entry, "a power of two of MiB, or >, before the colon")
+        index = min(int(bound).bit_length() - 1, 15)
+        if is_first:
+            steps[:index] = [int(value)] * index
+        steps[index] = int(value)
+        last, is_first = index, False
+    return tuple(steps)
+
+
+def _is_power_of_two(text: str) -> bool:
+    return text.isdecimal() and int(text).bit_count() == 1

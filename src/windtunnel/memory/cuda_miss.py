@@ -1,0 +1,115 @@
+"""What happens when a request meets the free list, beyond the simplest best fit.
+
+    find_fit:   best fit, growable tail last, oversize blocks only for oversize requests
+    serve_miss: GC ──> new segment ──> oversize release ──> full release ──> out of memory
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from windtunnel.errors import PredictedOutOfMemory
+from windtunnel.memory.allocator_records import SegmentEvent
+from windtunnel.memory.cuda_blocks import SIZE_SHIFT, UNMAPPED, Block, FreeList
+from windtunnel.memory.cuda_expandable import allocate_expandable
+from windtunnel.memory.cuda_release import collect_garbage, release_cached_blocks, release_oversize
+from windtunnel.memory.cuda_rules import segment_bytes
+from windtunnel.units import format_bytes
+
+if TYPE_CHECKING:
+    from windtunnel.memory.cuda_allocator import CudaAllocator
+
+__all__ = ["find_fit", "serve_miss"]
+
+
+def find_fit(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block | None:
+    """Take the block that serves `size` out of the free list; None when none may."""
+    rules = allocator.rules
+    if allocator.collects:
+        free_list.pool.n_searches += 1
+    blocks = free_list.blocks
+    position = bisect_left(free_list.keys, size << SIZE_SHIFT)
+    if position < len(blocks) and blocks[position].segment.is_expandable:
+        position = _best_growth(blocks, position) if rules.is_expandable else _first_plain(blocks, position)
+    if position >= len(blocks):
+        return None
+    found_bytes = blocks[position].n_bytes
+    if size < rules.max_split_bytes <= found_bytes:
+        return None
+    if size >= rules.max_split_bytes and found_bytes >= size + rules.max_non_split_rounding_bytes:
+        return None
+    del free_list.keys[position]
+    return blocks.pop(position)
+
+
+def serve_miss(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size: int) -> Block:
+    """Get memory from the device, in the order of attempts the real allocator makes."""
+    if allocator.collects:
+        collect_garbage(allocator)
+    asked_bytes = segment_bytes(allocator.rules, size)
+    block = _allocate(allocator, free_list, asked_bytes, size)
+    if block is None and release_oversize(allocator, free_list, size):
+        block = _allocate(allocator, free_list, asked_bytes, size)
+    if block is None:
+        release_cached_blocks(allocator)
+        allocator.num_alloc_retries += 1
+        # The free list is not searched again: a block that became free just now is out of reach
+        # unless it was released (pytorch issue 189504).
+        block = _allocate(allocator, free_list, asked_bytes, size)
+    if block is None:
+        raise _out_of_memory(allocator, free_list, n_bytes, size)
+    return block
+
+
+def _best_growth(blocks: list[Block], position: int) -> int:
+    # A tail that can still grow counts with all it can grow to, so it is used last.
+    while blocks[position].segment.is_expandable and position + 1 < len(blocks):
+        if _grown_bytes(blocks[position + 1]) >= _grown_bytes(blocks[position]):
+            break
+        position += 1
+    return position
+
+
+def _grown_bytes(block: Block) -> int:
+    after = block.next
+    return block.n_bytes + (after.n_bytes if after is not None and after.state == UNMAPPED else 0)
+
+
+def _first_plain(blocks: list[Block], position: int) -> int:
+    while position < len(blocks) and blocks[position].segment.is_expandable:
+        position += 1
+    return position
+
+
+def _allocate(allocator: CudaAllocator, free_list: FreeList, asked_bytes: int, size: int) -> Block | None:
+    allowed_bytes = allocator.allowed_bytes
+    if allowed_bytes is not None and allocator.reserved_bytes + asked_bytes > allowed_bytes:
+        return None
+    if allocator.rules.is_expandable and free_list.pool.can_expand:
+        return allocate_expandable(allocator, free_list, size)
+    if not allocator.fits_device(asked_bytes):
+        return None
+    segment = allocator.new_segment(allocator.addresses.take(asked_bytes), asked_bytes)
+    allocator.count_segment(1, asked_bytes)
+    allocator.reserve("segment_alloc", segment.address, asked_bytes, free_list.stream)
+    return allocator.new_block(free_list, segment, segment.address, asked_bytes)
+
+
+def _out_of_memory(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size: int) -> PredictedOutOfMemory:
+    allocator.num_ooms += 1
+    event = SegmentEvent("oom", allocator.n_allocs, 0, size, free_list.stream)
+    allocator.segment_events.append(event)
+    limit = allocator.device_bytes if allocator.allowed_bytes is None else allocator.allowed_bytes
+    free_bytes = max(limit - allocator.reserved_bytes, 0)
+    idle_bytes = allocator.reserved_bytes - allocator.allocated_bytes
+    hint = "use a larger device or a smaller micro-batch"
+    if idle_bytes >= n_bytes and not allocator.rules.is_expandable:
+        hint = "fragments alone would hold it: try expandable_segments:True"
+    return PredictedOutOfMemory(
+        f"{allocator.name}: {format_bytes(n_bytes)} asked, but of {format_bytes(limit)} only {format_bytes(free_bytes)} "
+        f"is free ({format_bytes(allocator.reserved_bytes)} reserved, {format_bytes(allocator.allocated_bytes)} allocated)",
+        hint=hint,
+        requested_bytes=n_bytes,
+        free_bytes=free_bytes,
+    )
