@@ -1,6 +1,8 @@
 """The trace of a torch memory snapshot as a tape, including what was allocated before it began.
 
-trace entries + final segments ──> allocations in place at the start + requests ──> AllocationTape
+    trace entries + final segments ──> allocations in place at the start + requests ──> AllocationTape
+
+A trace names blocks by address, and addresses are reused; a tape needs an id for each allocation.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def tape_of_trace(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
 
 
 class _Reader:
-    """Gives every allocation an id, as a trace only has addresses."""
+    """Follows a trace and gives every allocation an id."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
