@@ -169,7 +169,7 @@ class CudaAllocator(Allocator):
         if len(live) > self.peak_num_live:
             self.peak_num_live = len(live)
         if streams.pending:
-            self._note_active_peak()
+            self.note_active_peak()
         if size >= self.rules.max_split_bytes:
             self.num_oversize_live += 1
         return address
@@ -336,7 +336,7 @@ class CudaAllocator(Allocator):
             self.add_pool(pool)
         return self.private_pools[pool][0 if size <= SMALL_BYTES else 1]
 
-    def _note_active_peak(self) -> None:
+    def note_active_peak(self) -> None:
         # Only called while frees are deferred: at other times active is what is allocated.
         streams = self.streams
         self.peak_active_bytes = max(self.peak_active_bytes, self.allocated_bytes + streams.pending_bytes)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from windtunnel.memory.cuda_blocks import FREE, IN_USE, UNMAPPED, Block, FreeList
+from windtunnel.memory.cuda_blocks import FREE, IN_USE, UNMAPPED, Block, FreeList, SegmentSpan
 from windtunnel.memory.cuda_rules import SMALL_SEGMENT_BYTES
 from windtunnel.units import GIB
 
 if TYPE_CHECKING:
     from windtunnel.memory.cuda_allocator import CudaAllocator
 
-__all__ = ["allocate_expandable", "unmap_block"]
+__all__ = ["allocate_expandable", "new_span", "unmap_block"]
 
 UNLIMITED_DEVICE_BYTES = 1 << 44  # only sets how many addresses a segment takes
 
@@ -35,6 +35,17 @@ def allocate_expandable(allocator: CudaAllocator, free_list: FreeList, size: int
         block = unmapped  # mapping made it swallow the free block before it
     free_list.remove(block)
     return block
+
+
+def new_span(allocator: CudaAllocator, free_list: FreeList, address: int | None = None) -> SegmentSpan:
+    """Reserve the addresses of an expandable segment: nine eighths of the device, none of it mapped."""
+    page = SMALL_SEGMENT_BYTES if free_list.pool.is_small else allocator.rules.large_page_bytes
+    device_bytes = UNLIMITED_DEVICE_BYTES if allocator.device_bytes is None else allocator.device_bytes
+    n_bytes = -(-(device_bytes + device_bytes // 8) // page) * page
+    if address is None:
+        address = allocator.expandable_addresses.take(n_bytes, align=GIB)
+    allocator.has_expandable = True
+    return allocator.new_segment(address, n_bytes, page)
 
 
 def unmap_block(allocator: CudaAllocator, block: Block) -> None:
@@ -76,12 +87,8 @@ def _holds(block: Block | None, size: int) -> bool:
 
 
 def _new_segment(allocator: CudaAllocator, free_list: FreeList) -> Block:
-    page = SMALL_SEGMENT_BYTES if free_list.pool.is_small else allocator.rules.large_page_bytes
-    device_bytes = UNLIMITED_DEVICE_BYTES if allocator.device_bytes is None else allocator.device_bytes
-    n_bytes = -(-(device_bytes + device_bytes // 8) // page) * page
-    segment = allocator.new_segment(allocator.expandable_addresses.take(n_bytes, align=GIB), n_bytes, page)
-    allocator.has_expandable = True
-    block = allocator.new_block(free_list, segment, segment.address, n_bytes)
+    segment = new_span(allocator, free_list)
+    block = allocator.new_block(free_list, segment, segment.address, segment.n_bytes)
     free_list.insert_unmapped(block)
     return block
 

@@ -1,0 +1,100 @@
+"""How fast the allocator models replay: events (one alloc or one free) a second, one process.
+
+    python benchmarks/allocator_speed.py
+
+Reads the real GPU traces beside the repository when they are there, else a random training-like
+stream. Each is repeated until it holds at least `LEAST_EVENTS`. The model is the very code that
+`windtunnel` uses, with all its counters. The baseline is a plain best fit with a linear scan.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+from pathlib import Path
+
+from windtunnel.memory import Allocator
+from windtunnel.memory.allocator_replay import ALLOC, FREE, replay_columns
+
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "allocator" / "real"
+NAMES = ("024", "017", "034", "052")
+LEAST_EVENTS = 200_000
+BASELINE_EVENTS = 20_000
+
+
+def main() -> None:
+    streams = {path.name[:3]: read_trace(path) for path in sorted(TRACES.glob("*.json.gz")) if path.name[:3] in NAMES}
+    streams = streams or {"random": random_stream()}
+    print(f"{'stream':8} {'model':24} {'events':>9} {'M events/s':>11}")
+    for name, stream in streams.items():
+        columns = repeat(stream, LEAST_EVENTS)
+        for spec in ("cuda", "cuda:torch=2.12", "cuda-expandable", "cuda:max_split_size_mb=128", "npu", "mindspore"):
+            if spec.partition(":")[0] in Allocator.names():
+                rate = best_of(3, lambda: replay_columns(Allocator.from_spec(spec), *columns), len(columns[0]))  # noqa: B023
+                print(f"{name:8} {spec:24} {len(columns[0]):9,} {rate / 1e6:11.2f}")
+        short = [column[:BASELINE_EVENTS] for column in columns]
+        rate = best_of(1, lambda: linear_scan(*short), len(short[0]))  # noqa: B023
+        print(f"{name:8} {'(linear scan baseline)':24} {len(short[0]):9,} {rate / 1e6:11.2f}")
+
+
+def best_of(n_runs: int, work, n_events: int) -> float:
+    seconds = []
+    for _ in range(n_runs):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return n_events / min(seconds)
+
+
+def read_trace(path: Path) -> list[tuple[int, int, int, int]]:
+    """Keep the allocs and the frees of a real trace; free what it leaves, so that it can be repeated."""
+    rows, owner, n_ids = [], {}, 0
+    for action, address, n_bytes, stream in json.loads(gzip.decompress(path.read_bytes()))["events"]:
+        if action == "alloc":
+            owner[address] = n_ids
+            rows.append((ALLOC, n_ids, n_bytes, stream))
+            n_ids += 1
+        elif action == "free_requested" and address in owner:
+            rows.append((FREE, owner.pop(address), 0, stream))
+    return rows + [(FREE, id, 0, 0) for id in owner.values()]
+
+
+def random_stream(n_events: int = 20_000) -> list[tuple[int, int, int, int]]:
+    chooser, live, rows = random.Random(0), [], []
+    for id in range(n_events // 2):
+        rows.append((ALLOC, id, int(2 ** chooser.uniform(8, 26)), 0))
+        live.append(id)
+        if len(live) > 300:
+            rows.append((FREE, live.pop(chooser.randrange(len(live))), 0, 0))
+    return rows + [(FREE, id, 0, 0) for id in live]
+
+
+def repeat(rows: list[tuple[int, int, int, int]], least: int) -> list[list[int]]:
+    n_times = -(-least // len(rows))
+    return [list(column) * n_times for column in zip(*rows, strict=True)]
+
+
+def linear_scan(kinds, ids, sizes, streams) -> None:
+    """Best fit without an index: what the sorted free lists are measured against."""
+    free: list[tuple[int, int]] = []
+    live: dict[int, tuple[int, int]] = {}
+    top = 0
+    for kind, id, n_bytes in zip(kinds, ids, sizes, strict=True):
+        if kind == FREE:
+            free.append(live.pop(id))
+            continue
+        size = (n_bytes + 511) & -512
+        fits = [block for block in free if block[0] >= size]
+        if fits:
+            block = min(fits)
+            free.remove(block)
+        else:
+            block = (size, top)
+            top += size
+        live[id] = block
+
+
+if __name__ == "__main__":
+    main()
