@@ -1,0 +1,144 @@
+"""report.json: the whole result for programs to read, written and read back.
+
+    RunResult ──> write_report ──> report.json ──> read_report ──> RunResult
+
+The file appears under its name only when it is whole: a reader never meets half of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import CorruptFile
+from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
+from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
+
+__all__ = ["read_report", "report_text", "write_report"]
+
+_ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
+
+
+def report_text(result: RunResult) -> str:
+    """The report as JSON text."""
+    document = {
+        "schema": SCHEMA,
+        "windtunnel": result.windtunnel,
+        "level": result.level,
+        "world_size": result.world_size,
+        "fits": result.fits,
+        "device": asdict(result.device),
+        "allocator": result.allocator,
+        "ranks": [_rank_document(rank) for rank in result.ranks],
+    }
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
+
+
+def write_report(path: Path, result: RunResult) -> None:
+    """Write report.json in one go: first under another name in the same directory, then renamed."""
+    path = Path(path)
+    text = report_text(result)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_report(path: Path) -> RunResult:
+    """Read a report.json back; fields of later versions are ignored."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA:
+            raise CorruptFile(
+                f"{path} has schema {document['schema']}, and this windtunnel reads schema {SCHEMA}"
+            )
+        return RunResult(
+            windtunnel=document["windtunnel"],
+            level=document["level"],
+            world_size=document["world_size"],
+            device=DeviceResult(**document["device"]),
+            allocator=document["allocator"],
+            ranks=tuple(_rank_of(rank) for rank in document["ranks"]),
+        )
+    except FileNotFoundError:
+        raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptFile(f"{path} is not a report of windtunnel: {type(error).__name__} {error}") from error
+
+
+def _rank_document(rank: RankResult) -> dict[str, Any]:
+    document = {f.name: getattr(rank, f.name) for f in fields(rank)}
+    document["peak_at"] = asdict(rank.peak_at) if rank.peak_at else None
+    document["at_peak_bytes"] = asdict(rank.at_peak_bytes)
+    document["unknown_values"] = [asdict(value) for value in rank.unknown_values]
+    document["out_of_memory"] = asdict(rank.out_of_memory) if rank.out_of_memory else None
+    document["at_peak_by_module"] = [_bytes_named(asdict(share)) for share in rank.at_peak_by_module]
+    document["largest_at_peak"] = [_bytes_named(asdict(tensors)) for tensors in rank.largest_at_peak]
+    document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
+    document["notes"] = list(rank.notes)
+    return document
+
+
+def _rank_of(document: dict[str, Any]) -> RankResult:
+    known = {f.name: document[f.name] for f in fields(RankResult) if f.name in document}
+    known["peak_at"] = Moment(**document["peak_at"]) if document["peak_at"] else None
+    known["at_peak_bytes"] = RoleBytes(**document["at_peak_bytes"])
+    known["unknown_values"] = tuple(UnknownValue(**value) for value in document["unknown_values"])
+    if found := document.get("out_of_memory"):
+        known["out_of_memory"] = OutOfMemory(**(found | {"at": Moment(**found["at"])}))
+    known["at_peak_by_module"] = tuple(
+        ModuleShare(**_bytes_unnamed(share)) for share in document.get("at_peak_by_module", ())
+    )
+    known["largest_at_peak"] = tuple(_tensors_of(entry) for entry in document.get("largest_at_peak", ()))
+    known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
+    known["notes"] = tuple(document.get("notes", ()))
+    return RankResult(**known)
+
+
+def _bytes_named(record: dict[str, Any]) -> dict[str, Any]:
+    """In the file a count of bytes is called `bytes`."""
+    return {("bytes" if name == "n_bytes" else name): value for name, value in record.items()}
+
+
+def _bytes_unnamed(document: dict[str, Any]) -> dict[str, Any]:
+    return {("n_bytes" if name == "bytes" else name): value for name, value in document.items()}
+
+
+def _tensors_of(document: dict[str, Any]) -> LiveTensors:
+    shape = document["shape"]
+    return LiveTensors(**(_bytes_unnamed(document) | {"shape": None if shape is None else tuple(shape)}))
+
+
+def _timeline_document(timeline: Timeline) -> dict[str, Any]:
+    names = [f.name for f in fields(RoleBytes)]
+    return {
+        "event": timeline.event.tolist(),
+        "step": timeline.step.tolist(),
+        "allocated_bytes": timeline.allocated_bytes.tolist(),
+        "reserved_bytes": timeline.reserved_bytes.tolist(),
+        "role_bytes": {name: timeline.role_bytes[:, i].tolist() for i, name in enumerate(names)},
+    }
+
+
+def _timeline_of(document: dict[str, Any]) -> Timeline:
+    names = [f.name for f in fields(RoleBytes)]
+    columns = [document[name] for name in ("event", "step", "allocated_bytes", "reserved_bytes")]
+    roles = [document["role_bytes"][name] for name in names]
+    if len({len(column) for column in columns + roles}) != 1:
+        raise ValueError("the columns of a timeline differ in length")
+    by_role = np.array(roles, np.int64).reshape(len(names), -1).T
+    return Timeline(*(np.array(column, np.int64) for column in columns), by_role)

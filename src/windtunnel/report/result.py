@@ -1,0 +1,161 @@
+"""What a run found, as records: exactly the fields of report.json.
+
+    RankMemory (one per simulated rank) ──> RankResult ──┐
+    ranks that do the same work ────> same_as ───────────┴──> RunResult ──> json_file, terminal, picture
+
+Nothing here depends on how the numbers were found; every output is made from these records alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from windtunnel.events.model import Kind, Recording
+from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
+from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+
+__all__ = [
+    "DeviceResult",
+    "RankResult",
+    "RunResult",
+    "UnknownValue",
+    "build_times",
+    "failed_rank",
+    "rank_result",
+    "same_as",
+]
+
+SCHEMA = 1
+_TIMELINE_POINTS = 400  # enough for a picture as wide as a page
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownValue:
+    """A value the script read that a simulated device cannot know, and what it was given instead."""
+
+    where: str  # "train.py:41"
+    what: str  # "float(loss)"
+    value: bool | int | float | str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    name: str
+    memory_bytes: int
+
+    @property
+    def is_ascend(self) -> bool:
+        return self.name.lower().startswith("ascend")
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank. Everything after `error` is an addition to the fixed part of the schema."""
+
+    rank: int
+    status: str  # "ok", "same_as" (shown by its representative), "failed" (the script raised) or "oom"
+    same_as: int | None = None
+    steps: int = 0
+    device_memory_bytes: int = 0
+    usable_memory_bytes: int = 0
+    base_address: str = "0x0"
+    peak_bytes: int = 0
+    peak_with_fragments_bytes: int = 0
+    peak_at: Moment | None = None
+    at_peak_bytes: RoleBytes = field(default_factory=RoleBytes)
+    step_time_us: float | None = None
+    build_time_us: dict[str, int] = field(default_factory=dict)  # module path -> microseconds
+    unknown_values: tuple[UnknownValue, ...] = ()
+    error: str | None = None
+    fits: bool = True
+    n_retries: int = 0  # times the allocator had to release its cache to fit
+    out_of_memory: OutOfMemory | None = None
+    at_peak_by_module: tuple[ModuleShare, ...] = ()
+    largest_at_peak: tuple[LiveTensors, ...] = ()
+    timeline: Timeline | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A whole run."""
+
+    windtunnel: str  # our version
+    level: int
+    world_size: int
+    device: DeviceResult
+    allocator: str
+    ranks: tuple[RankResult, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Every rank ran and found room."""
+        return all(rank.fits and rank.status != "failed" for rank in self.ranks)
+
+    @property
+    def tightest(self) -> RankResult | None:
+        """The simulated rank that needs the most memory."""
+        simulated = [rank for rank in self.ranks if rank.status != "same_as"]
+        return max(simulated, key=lambda r: (r.peak_with_fragments_bytes, -r.rank), default=None)
+
+
+def rank_result(rank: int, memory: RankMemory, device_memory_bytes: int) -> RankResult:
+    """The result of a rank whose script ran to its end; add the rest with `dataclasses.replace`."""
+    notes = (
+        () if memory.is_complete else ("the recording ends early: the numbers are what happened until then",)
+    )
+    return RankResult(
+        rank=rank,
+        status="ok" if memory.fits else "oom",
+        steps=memory.n_steps,
+        device_memory_bytes=device_memory_bytes,
+        usable_memory_bytes=device_memory_bytes if memory.usable_bytes is None else memory.usable_bytes,
+        base_address=hex(memory.base_address),
+        peak_bytes=memory.peak_bytes,
+        peak_with_fragments_bytes=memory.peak_with_fragments_bytes,
+        peak_at=memory.peak_at,
+        at_peak_bytes=memory.at_peak,
+        fits=memory.fits,
+        n_retries=memory.n_retries,
+        out_of_memory=memory.out_of_memory,
+        at_peak_by_module=memory.by_module,
+        largest_at_peak=memory.largest,
+        timeline=thin_timeline(memory.timeline, _TIMELINE_POINTS),
+        notes=notes,
+    )
+
+
+def failed_rank(rank: int, error: str) -> RankResult:
+    """A rank whose script raised before anything could be measured."""
+    return RankResult(rank=rank, status="failed", error=error)
+
+
+def same_as(rank: int, representative: RankResult) -> RankResult:
+    """A rank that does the same work as another: its numbers, without the details told there already."""
+    return replace(
+        representative,
+        rank=rank,
+        status="same_as",
+        same_as=representative.rank,
+        build_time_us={},
+        unknown_values=(),
+        at_peak_by_module=(),
+        largest_at_peak=(),
+        timeline=None,
+        notes=(),
+    )
+
+
+def build_times(recording: Recording, top: int = 50) -> dict[str, int]:
+    """The modules that took longest to construct, children included, longest first."""
+    is_build = recording.columns["kind"] == Kind.BUILD
+    total: dict[str, int] = {}
+    for module, time_us in zip(
+        recording.columns["subject"][is_build].tolist(),
+        recording.columns["value"][is_build].tolist(),
+        strict=True,
+    ):
+        name = recording.name(module)
+        total[name] = total.get(name, 0) + time_us
+    return dict(sorted(total.items(), key=lambda item: -item[1])[:top])

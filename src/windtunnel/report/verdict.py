@@ -1,0 +1,152 @@
+"""Does it fit, in one sentence, and what to try next.
+
+    RunResult ──> the rank that needs most ──> fact, numbers, remedies that would be enough
+
+A remedy is named only with the number that speaks for it, and says whether it is enough on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from windtunnel.memory.attribution import fold_layers
+from windtunnel.report.result import RankResult, RunResult
+from windtunnel.units import format_bytes
+
+__all__ = ["verdict"]
+
+_HOLDERS = 3  # roles named in the sentence
+_REMEDIES = 3
+_MOST_SHARDS = 4096
+_WORDS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "inputs": "inputs",
+    "temporary": "temporary tensors",
+    "workspace": "workspace",
+    "communication": "communication buffers",
+}
+
+
+def verdict(result: RunResult) -> str:
+    """One sentence about the tightest rank."""
+    failed = [rank for rank in result.ranks if rank.status == "failed"]
+    if failed:
+        return f"Unknown: {_ranks(failed)} failed, so the run was not measured to its end."
+    rank = result.tightest
+    if rank is None:
+        return "Nothing was simulated."
+    subject = f"rank {rank.rank} needs" if result.world_size > 1 else "needs"
+    if rank.fits:
+        return _fits(rank, result.device.name, subject)
+    needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
+    return (
+        f"Does not fit: {subject} {format_bytes(needed)}, {_a(result.device.name)} has {format_bytes(usable)} usable; "
+        f"{_holders(rank)}; {_remedies(rank, result.device.is_ascend)}."
+    )
+
+
+def _fits(rank: RankResult, device: str, subject: str) -> str:
+    needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
+    if usable == 0:
+        return f"Runs: {subject} {format_bytes(needed)}; {_holders(rank)}."
+    text = f"Fits: {subject} {format_bytes(needed)} of the {format_bytes(usable)} usable on {_a(device)}"
+    if rank.n_retries:
+        times = "once" if rank.n_retries == 1 else f"{rank.n_retries} times"
+        return f"{text}, but only by releasing its cache {times}, which stalls training; {_remedies(rank, False)}."
+    spare, activations = usable - needed, rank.at_peak_bytes.activations
+    text += f" ({needed * 100 // usable}%), {format_bytes(spare)} to spare; {_holders(rank)}"
+    if activations and spare > activations:
+        text += f"; there is room for about {1 + spare / activations:.1f} times the micro-batch"
+    return text + "."
+
+
+def _holders(rank: RankResult) -> str:
+    held = sorted(rank.at_peak_bytes.items(), key=lambda item: -item[1])[:_HOLDERS]
+    named = [f"{_WORDS[role]} {format_bytes(n)}" for role, n in held if n]
+    if not named:
+        return "nothing was allocated"
+    first, *rest = named
+    role, size = first.rsplit(" ", 2)[0], " ".join(first.rsplit(" ", 2)[1:])
+    return ", ".join([f"{role} hold{'s' if role in ('workspace', 'optimizer state') else ''} {size}", *rest])
+
+
+def _remedies(rank: RankResult, is_ascend: bool) -> str:
+    short_by = max(1, rank.peak_with_fragments_bytes - rank.usable_memory_bytes)
+    found = [*_against_fragments(rank, is_ascend), *_by_size(rank, short_by)]
+    *others, last = found[:_REMEDIES]
+    return f"try {', '.join(others)} or {last}" if others else f"try {last}"
+
+
+def _against_fragments(rank: RankResult, is_ascend: bool) -> Iterator[str]:
+    lost = rank.peak_with_fragments_bytes - rank.peak_bytes
+    if rank.peak_bytes <= rank.usable_memory_bytes and not is_ascend:
+        yield (
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({format_bytes(lost)} is only fragments: "
+            "see --allocator cuda-expandable)"
+        )
+
+
+def _by_size(rank: RankResult, short_by: int) -> Iterator[str]:
+    """Remedies for what holds most, largest holder first."""
+    held = rank.at_peak_bytes
+    states = held.weights + held.gradients + held.optimizer
+    ways = [
+        (held.activations, _fewer_activations),
+        (states, _sharded_states),
+        (held.temporary + held.workspace, _smaller_temporaries),
+    ]
+    for n_bytes, way in sorted(ways, key=lambda w: -w[0]):
+        if n_bytes:
+            yield from way(rank, short_by)
+
+
+def _fewer_activations(rank: RankResult, short_by: int) -> Iterator[str]:
+    activations = rank.at_peak_bytes.activations
+    mine = [share for share in fold_layers(rank.at_peak_by_module) if share.role == "activations"]
+    where = f" on {mine[0].module} ({format_bytes(mine[0].n_bytes)})" if mine and mine[0].module else ""
+    yield f"activation checkpointing{where}"
+    if activations > short_by:
+        yield f"a micro-batch at least {_up(activations / (activations - short_by)):.1f} times smaller"
+
+
+def _sharded_states(rank: RankResult, short_by: int) -> Iterator[str]:
+    held = rank.at_peak_bytes
+    states = held.weights + held.gradients + held.optimizer
+    shards = math.ceil(states / (states - short_by)) if states > short_by else _MOST_SHARDS + 1
+    if shards <= _MOST_SHARDS:
+        yield f"sharding weights, gradients and optimizer state over {max(2, shards)} ranks (FSDP or ZeRO)"
+    else:
+        yield f"sharding weights, gradients and optimizer state ({format_bytes(states)}) and the above together"
+    if held.optimizer > held.weights:
+        enough = ", enough on its own" if held.optimizer * 3 // 4 >= short_by else ""
+        yield f"an 8-bit optimizer (saves about {format_bytes(held.optimizer * 3 // 4)}{enough})"
+
+
+def _smaller_temporaries(rank: RankResult, short_by: int) -> Iterator[str]:
+    passing = [t for t in rank.largest_at_peak if t.role in ("temporary", "workspace")]
+    if passing:
+        first = passing[0]
+        where = f" at {first.where}" if first.where else ""
+        yield f"splitting {first.op or 'the operator'}{where}, which holds {format_bytes(first.n_bytes)} for a moment"
+
+
+def _up(factor: float) -> float:
+    return math.ceil(factor * 10) / 10
+
+
+def _a(noun: str) -> str:
+    return (
+        f"an {noun}"
+        if noun[:1].lower() in "aeio" or (noun[:1].lower() == "h" and noun[1:2].isdigit())
+        else f"a {noun}"
+    )
+
+
+def _ranks(ranks: list[RankResult]) -> str:
+    numbers = ", ".join(str(rank.rank) for rank in ranks[:5])
+    more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}{more}"
