@@ -7,6 +7,8 @@ from collections.abc import Callable
 from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.cuda_allocator import CudaAllocator
 from windtunnel.memory.cuda_config import cuda_rules
+from windtunnel.memory.profile_cpu import build_cpu
+from windtunnel.memory.profile_npu import build_npu
 
 __all__ = ["BUILDERS"]
 
@@ -23,4 +25,6 @@ def _cuda_expandable(torch: str, conf: str, device_bytes: int | None) -> Allocat
 BUILDERS: dict[str, Callable[..., Allocator]] = {
     "cuda": _cuda,
     "cuda-expandable": _cuda_expandable,
+    "npu": build_npu,
+    "cpu": build_cpu,
 }

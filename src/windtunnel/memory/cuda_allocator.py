@@ -19,7 +19,7 @@ from windtunnel.memory.allocator import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocator_records import AllocatorStats, Segment, SegmentEvent
 from windtunnel.memory.cuda_addresses import AddressSpace
 from windtunnel.memory.cuda_blocks import FREE, IN_USE, SIZE_SHIFT, Block, BlockPool, FreeList, SegmentSpan
-from windtunnel.memory.cuda_miss import find_fit, serve_miss
+from windtunnel.memory.cuda_miss import find_fit, serve_miss, skip_to_alignment
 from windtunnel.memory.cuda_release import release_cached_blocks
 from windtunnel.memory.cuda_rules import BLOCK_BYTES, NEVER, SMALL_BYTES, CudaRules, round_request
 from windtunnel.memory.cuda_segments import list_segments
@@ -67,7 +67,9 @@ class CudaAllocator(Allocator):
         self._has_divisions = rules.has_divisions
         self.is_tie_serial = rules.tie == "block"
         # Nothing but size decides a fit: the search is one bisection, written out in `alloc`.
-        self._is_plain = not (rules.is_expandable or self.has_expandable or self.collects) and rules.max_split_bytes == NEVER
+        is_special = rules.is_expandable or self.has_expandable or self.collects or rules.is_reclaim_lazy
+        self._is_plain = not is_special and rules.max_split_bytes == NEVER
+        self._polls = not rules.is_reclaim_lazy
         for pool in self.pools():
             for free_list in pool.lists.values():
                 free_list.min_rest, free_list.max_split = _split_rule(rules, pool)
@@ -86,7 +88,7 @@ class CudaAllocator(Allocator):
         if n_bytes <= 0 or id in live:
             return refuse_alloc(id, n_bytes, live, self._empty_ids)
         streams = self.streams
-        if streams.done and not self.rules.is_reclaim_lazy:
+        if streams.done and self._polls:
             streams.finish_frees(self)
         size = round_request(self.rules, n_bytes) if self._has_divisions else (n_bytes + self._round_mask) & -BLOCK_BYTES
         half = self.small if size <= SMALL_BYTES else self.large
@@ -106,6 +108,8 @@ class CudaAllocator(Allocator):
                 position = len(keys)
         else:
             block = find_fit(self, free_list, size) or serve_miss(self, free_list, n_bytes, size)
+            if self.rules.align_bytes:
+                block = skip_to_alignment(self, block, size)
             position = len(keys)
 
         segment = block.segment

@@ -2,21 +2,21 @@
 
     "max_split_size_mb:64,expandable_segments:True" + torch version ──> CudaRules
 
-The grammar is torch's: `key:value,key:[bound:value,…]`, blanks ignored. Options that do not move a
-single byte of device memory (pinned host memory, locks) are checked for their name and skipped.
+Options that do not move a single byte of device memory (pinned host memory, locks) are checked for
+their name and skipped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 
 from windtunnel.errors import UsageError
+from windtunnel.memory.allocator_conf import parse_conf, read_flag, read_share, read_whole, refuse_value
 from windtunnel.memory.cuda_rules import NEVER, CudaRules
 from windtunnel.units import MIB
 
-__all__ = ["cuda_rules", "parse_conf", "placement_options", "refuse_value", "torch_version"]
+__all__ = ["cuda_rules", "placement_options", "torch_version"]
 
 NEUTRAL_KEYS = frozenset(
     "pinned_use_cuda_host_register pinned_use_hip_host_register pinned_num_register_threads "
@@ -51,68 +51,24 @@ def torch_version(torch: str) -> tuple[int, int]:
     return int(match.group(1)), int(match.group(2))
 
 
-def parse_conf(conf: str, known_keys: Collection[str]) -> dict[str, str]:
-    """Cut the text into options; a later value of the same key wins."""
-    options = {}
-    text = re.sub(r"\s+", "", conf or "")
-    for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text):
-        key, colon, value = part.partition(":")
-        if key not in known_keys:
-            near = get_close_matches(key, known_keys, n=1, cutoff=0.0)
-            raise UsageError(f"unknown allocator option {key!r} (in {part!r})", hint=f"the nearest known one is {near[0]!r}")
-        if not colon or not value:
-            raise UsageError(f"allocator option {key!r} has no value", hint=f"write {key}:VALUE")
-        options[key] = value
-    return options
-
-
 def placement_options(options: Mapping[str, str]) -> dict[str, object]:
     """Turn the options that all torch allocators share into fields of CudaRules."""
     # torch reads large_segment_size_mb first, wherever it stands: it bounds the two after it.
-    segment_mb = _whole(options, "large_segment_size_mb", 20, lambda mb: mb > 10, "a number of MiB above 10")
+    segment_mb = read_whole(options, "large_segment_size_mb", 20, lambda mb: mb > 10, "a number of MiB above 10")
     at_least = f"a number of MiB, {segment_mb} or more"
-    split_mb = _whole(options, "max_split_size_mb", -1, lambda mb: mb < 0 or mb >= segment_mb, at_least)
-    rounding_mb = _whole(options, "max_non_split_rounding_mb", segment_mb, lambda mb: mb >= segment_mb, at_least)
+    split_mb = read_whole(options, "max_split_size_mb", -1, lambda mb: mb < 0 or mb >= segment_mb, at_least)
+    rounding_mb = read_whole(options, "max_non_split_rounding_mb", segment_mb, lambda mb: mb >= segment_mb, at_least)
     return {
-        "is_expandable": _flag(options, "expandable_segments"),
+        "is_expandable": read_flag(options, "expandable_segments"),
         "large_segment_bytes": segment_mb * MIB,
         "large_page_bytes": segment_mb * MIB,
         # A negative number wraps around in torch, to "no limit".
         "max_split_bytes": NEVER if split_mb < 0 else split_mb * MIB,
         "max_non_split_rounding_bytes": rounding_mb * MIB,
         "divisions": _divisions(options.get("roundup_power2_divisions", "[]")),
-        "gc_threshold": _share(options, "garbage_collection_threshold", 0.0, lambda x: 0 < x < 1, "between 0 and 1"),
-        "memory_fraction": _share(options, "per_process_memory_fraction", 1.0, lambda x: 0 <= x <= 1, "from 0 to 1"),
+        "gc_threshold": read_share(options, "garbage_collection_threshold", 0.0, lambda x: 0 < x < 1, "between 0 and 1"),
+        "memory_fraction": read_share(options, "per_process_memory_fraction", 1.0, lambda x: 0 <= x <= 1, "from 0 to 1"),
     }
-
-
-def refuse_value(key: str, value: str, wanted: str) -> None:
-    raise UsageError(f"allocator option {key!r} cannot be {value!r}", hint=f"it wants {wanted}")
-
-
-def _whole(options: Mapping[str, str], key: str, default: int, is_valid: Callable[[int], bool], wanted: str) -> int:
-    text = options.get(key)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[+-]?\d+", text) or not is_valid(int(text)):
-        refuse_value(key, text, wanted)
-    return int(text)
-
-
-def _share(options: Mapping[str, str], key: str, default: float, is_valid: Callable[[float], bool], wanted: str) -> float:
-    text = options.get(key)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE) or not is_valid(float(text)):
-        refuse_value(key, text, f"a number {wanted}")
-    return float(text)
-
-
-def _flag(options: Mapping[str, str], key: str) -> bool:
-    text = options.get(key, "False")
-    if text not in ("True", "False"):
-        refuse_value(key, text, "True or False")
-    return text == "True"
 
 
 def _divisions(text: str) -> tuple[int, ...]:

@@ -15,17 +15,22 @@ from windtunnel.memory.cuda_blocks import SIZE_SHIFT, UNMAPPED, Block, FreeList
 from windtunnel.memory.cuda_expandable import allocate_expandable
 from windtunnel.memory.cuda_release import collect_garbage, release_cached_blocks, release_oversize
 from windtunnel.memory.cuda_rules import segment_bytes
-from windtunnel.units import format_bytes
+from windtunnel.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from windtunnel.memory.cuda_allocator import CudaAllocator
 
-__all__ = ["find_fit", "serve_miss"]
+__all__ = ["find_fit", "serve_miss", "skip_to_alignment"]
+
+LAZY_RECLAIM_EVENTS = 512  # torch_npu, when lazy, looks at events before a search only above this many
+ALIGNED_FROM_BYTES = 2 * MIB
 
 
 def find_fit(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block | None:
     """Take the block that serves `size` out of the free list; None when none may."""
     rules = allocator.rules
+    if rules.is_reclaim_lazy and allocator.streams.n_waiting > LAZY_RECLAIM_EVENTS:
+        allocator.streams.finish_frees(allocator)
     if allocator.collects:
         free_list.pool.n_searches += 1
     blocks = free_list.blocks
@@ -45,6 +50,11 @@ def find_fit(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block 
 
 def serve_miss(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size: int) -> Block:
     """Get memory from the device, in the order of attempts the real allocator makes."""
+    if allocator.rules.is_reclaim_lazy and allocator.streams.done:
+        allocator.streams.finish_frees(allocator)
+        block = find_fit(allocator, free_list, size)
+        if block is not None:
+            return block
     if allocator.collects:
         collect_garbage(allocator)
     asked_bytes = segment_bytes(allocator.rules, size)
@@ -60,6 +70,20 @@ def serve_miss(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size
     if block is None:
         raise _out_of_memory(allocator, free_list, n_bytes, size)
     return block
+
+
+def skip_to_alignment(allocator: CudaAllocator, block: Block, size: int) -> Block:
+    """Leave the unaligned head of a block free and return the rest, if `size` still fits there."""
+    head_bytes = -block.address % allocator.rules.align_bytes
+    if size < ALIGNED_FROM_BYTES or not head_bytes or head_bytes + size > block.n_bytes:
+        return block
+    aligned = allocator.new_block(block.home, block.segment, block.address + head_bytes, block.n_bytes - head_bytes)
+    aligned.prev, aligned.next = block, block.next
+    if aligned.next is not None:
+        aligned.next.prev = aligned
+    block.next, block.n_bytes = aligned, head_bytes
+    allocator.insert(block)
+    return aligned
 
 
 def _best_growth(blocks: list[Block], position: int) -> int:

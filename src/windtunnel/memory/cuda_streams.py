@@ -29,6 +29,10 @@ class StreamUses:
         self.pending: dict[Block, list] = {}  # freed block -> [streams it waits for, its id]
         self.pending_bytes = 0
 
+    @property
+    def n_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
     def defer(self, id: Hashable, block: Block) -> None:
         streams = self.uses.pop(id)
         self.pending[block] = [len(streams), id]
