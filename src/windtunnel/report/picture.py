@@ -76,25 +76,27 @@ def _draw_roles(axes: Any, timeline: Timeline, unit: int) -> None:
     heights = [timeline.role_bytes[:, column[name]] / unit for name in shown]
     colours = [_COLOURS[name] for name in shown]
     axes.stackplot(timeline.event, heights, labels=shown, colors=colours, step="post", linewidth=0)
-    axes.step(
-        timeline.event,
-        timeline.reserved_bytes / unit,
-        where="post",
-        color=_INK,
-        linewidth=1.1,
-        label="reserved",
+    live, reserved = timeline.allocated_bytes / unit, timeline.reserved_bytes / unit
+    axes.fill_between(
+        timeline.event, live, reserved, step="post", color="#E4E4E4", linewidth=0, label="reserved, unused"
     )
+    axes.step(timeline.event, reserved, where="post", color=_INK, linewidth=1.1, label="reserved")
 
 
 def _draw_limit(axes: Any, rank: RankResult, unit: int) -> None:
-    usable = rank.usable_memory_bytes
-    if not 0 < usable <= 2 * rank.peak_with_fragments_bytes:
+    if not _shows_limit(rank):
         return
+    usable = rank.usable_memory_bytes
     axes.axhline(usable / unit, color="#B00020", linestyle=(0, (5, 3)), linewidth=1.2)
     axes.annotate(
         f"usable {format_bytes(usable)}", (0, usable / unit), xycoords=("axes fraction", "data"),
         xytext=(6, 3), textcoords="offset points", color="#B00020",
     )  # fmt: skip
+
+
+def _shows_limit(rank: RankResult) -> bool:
+    """A limit far above the peak would press all else to the ground."""
+    return 0 < rank.usable_memory_bytes <= 2 * rank.peak_with_fragments_bytes
 
 
 def _draw_peak(axes: Any, rank: RankResult, unit: int) -> None:
@@ -107,12 +109,17 @@ def _draw_peak(axes: Any, rank: RankResult, unit: int) -> None:
     axes.plot([x], [y], marker="o", markersize=5, color=_INK, markerfacecolor="white", zorder=5)
     moment = rank.peak_at
     parts = [f"step {moment.step} {moment.phase}", moment.module, moment.op] if moment else []
-    text = "\n".join([f"peak {format_bytes(rank.peak_bytes)}", *(part for part in parts if part)])
+    reserved = f"{format_bytes(rank.peak_with_fragments_bytes)} with fragments"
+    text = "\n".join([f"peak {format_bytes(rank.peak_bytes)}, {reserved}", ", ".join(filter(None, parts))])
+    ceiling = (
+        max(rank.peak_with_fragments_bytes, rank.usable_memory_bytes if _shows_limit(rank) else 0) / unit
+    )
+    shift = -0.015 * span if is_late else 0.015 * span
     axes.annotate(
-        text, (x, y), xytext=(-10 if is_late else 10, 16), textcoords="offset points",
-        ha="right" if is_late else "left", va="bottom", color=_INK, linespacing=1.25,
+        text, (x, y), xytext=(x + shift, ceiling * 1.06), textcoords="data",
+        ha="right" if is_late else "left", va="bottom", color=_INK, linespacing=1.3,
         bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": _FAINT, "alpha": 0.9},
-        arrowprops={"arrowstyle": "-", "color": _FAINT}, zorder=6,
+        arrowprops={"arrowstyle": "-", "color": _FAINT, "relpos": (1 if is_late else 0, 0)}, zorder=6,
     )  # fmt: skip
 
 
@@ -128,7 +135,7 @@ def _draw_steps(axes: Any, timeline: Timeline) -> None:
 
 def _dress(axes: Any, rank: RankResult, device: DeviceResult, unit_name: str) -> None:
     axes.set_xlim(rank.timeline.event[0], rank.timeline.event[-1])  # type: ignore[union-attr]
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.22)  # room for the words at the peak
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the words at the peak
     axes.set_ylabel(f"device memory ({unit_name})")
     axes.set_title(
         f"Memory of rank {rank.rank} on {device.name}", loc="left", fontweight="bold", color=_INK, fontsize=11

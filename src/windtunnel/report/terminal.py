@@ -1,18 +1,18 @@
 """The result of a run for a person at a terminal.
 
-    RunResult ──> render_run ──> five facts per rank, what holds the peak, memory over time, the verdict
+    RunResult ──> show_run ──> five facts per rank, what holds the peak, memory over time, the verdict
 
-Returns something rich can print; the command decides where. Plain facts come first, unstyled and unwrapped,
+The command decides on which console. Plain facts come first, unstyled and unwrapped,
 so that programs which read the log of a dry run line by line find them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from typing import IO
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
 from windtunnel.report.verdict import verdict
 from windtunnel.units import format_bytes, format_us
 
-__all__ = ["pencils_for", "render_run"]
+__all__ = ["pencils_for", "render_run", "show_run"]
 
 _BAR_WIDTH = 24
 _MODULE_ROWS = 12
@@ -33,10 +33,16 @@ _UNKNOWN_ROWS = 10
 _SMALLEST_SHARE = 0.01  # of the peak: what is smaller is added up in a last row
 
 
-def pencils_for(stream: TextIO) -> Pencils:
+def show_run(console: Console, result: RunResult) -> None:
+    """Write everything about a run to a console."""
+    # Not cropped to the width of the terminal: a fact cut short is no fact.
+    console.print(render_run(result, pencils_for(console.file)), crop=False)
+
+
+def pencils_for(stream: IO[str]) -> Pencils:
     """Block characters where the stream can write them, plain ASCII where it cannot."""
     try:
-        UNICODE.levels.encode(stream.encoding or "ascii")
+        UNICODE.levels.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return ASCII
     return UNICODE
@@ -109,7 +115,7 @@ def _role_table(rank: RankResult, pencils: Pencils) -> Table:
     for role, n_bytes in held:
         if n_bytes:
             bar = _bar(n_bytes / largest, pencils)
-            table.add_row(role, format_bytes(n_bytes), _percent(n_bytes, rank.peak_bytes), bar)
+            _add(table, role, format_bytes(n_bytes), _percent(n_bytes, rank.peak_bytes), bar)
     return table
 
 
@@ -120,11 +126,11 @@ def _module_table(rank: RankResult) -> Table:
         total = sum(share.n_bytes for share in shares)
         rest -= total
         roles = ", ".join(f"{share.role} {format_bytes(share.n_bytes)}" for share in shares[:3])
-        table.add_row(
-            module or "(outside modules)", format_bytes(total), _percent(total, rank.peak_bytes), roles
+        _add(
+            table, module or "(outside modules)", format_bytes(total), _percent(total, rank.peak_bytes), roles
         )
     if rest > 0:
-        table.add_row("(others)", format_bytes(rest), _percent(rest, rank.peak_bytes), "")
+        _add(table, "(others)", format_bytes(rest), _percent(rest, rank.peak_bytes), "")
     return table
 
 
@@ -149,8 +155,8 @@ def _tensor_table(rank: RankResult) -> Table:
             break
         what = tensors.name or " ".join(part for part in (tensors.op, tensors.module) if part) or "(unnamed)"
         shape = "" if tensors.shape is None else f"{list(tensors.shape)} {tensors.dtype}"
-        table.add_row(
-            what, format_bytes(tensors.n_bytes), str(tensors.count), shape, tensors.role, tensors.where
+        _add(
+            table, what, format_bytes(tensors.n_bytes), str(tensors.count), shape, tensors.role, tensors.where
         )
     return table
 
@@ -168,9 +174,9 @@ def _graph(rank: RankResult, pencils: Pencils) -> list[RenderableType]:
 def _unknown_table(rank: RankResult) -> Table:
     table = _table("line", "what", "taken as", "times")
     for value in rank.unknown_values[:_UNKNOWN_ROWS]:
-        table.add_row(value.where, value.what, repr(value.value), str(value.count))
+        _add(table, value.where, value.what, repr(value.value), str(value.count))
     if len(rank.unknown_values) > _UNKNOWN_ROWS:
-        table.add_row(f"(and {len(rank.unknown_values) - _UNKNOWN_ROWS} more lines)", "", "", "")
+        _add(table, f"(and {len(rank.unknown_values) - _UNKNOWN_ROWS} more lines)", "", "", "")
     return table
 
 
@@ -178,12 +184,16 @@ def _build_table(rank: RankResult) -> Table:
     table = _table("module", "time")
     longest = sorted(rank.build_time_us.items(), key=lambda item: -item[1])[:_BUILD_ROWS]
     for module, time_us in longest:
-        table.add_row(module or "(the model)", format_us(time_us))
+        _add(table, module or "(the model)", format_us(time_us))
     return table
 
 
 def _titled(title: str, table: Table) -> list[RenderableType]:
     return [Text(), Text(title, style="bold"), table]
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(cell) for cell in cells))  # as Text: brackets in a name are not markup
 
 
 def _table(*columns: str) -> Table:

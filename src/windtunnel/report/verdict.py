@@ -43,10 +43,9 @@ def verdict(result: RunResult) -> str:
     if rank.fits:
         return _fits(rank, result.device.name, subject)
     needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
-    return (
-        f"Does not fit: {subject} {format_bytes(needed)}, {_a(result.device.name)} has {format_bytes(usable)} usable; "
-        f"{_holders(rank)}; {_remedies(rank, result.device.is_ascend)}."
-    )
+    device = f"{_a(result.device.name)} has {format_bytes(usable)} usable"
+    remedies = _remedies(rank, result.device.is_ascend)
+    return f"Does not fit: {subject} {format_bytes(needed)}, {device}; {_holders(rank)}; {remedies}."
 
 
 def _fits(rank: RankResult, device: str, subject: str) -> str:
@@ -56,7 +55,8 @@ def _fits(rank: RankResult, device: str, subject: str) -> str:
     text = f"Fits: {subject} {format_bytes(needed)} of the {format_bytes(usable)} usable on {_a(device)}"
     if rank.n_retries:
         times = "once" if rank.n_retries == 1 else f"{rank.n_retries} times"
-        return f"{text}, but only by releasing its cache {times}, which stalls training; {_remedies(rank, False)}."
+        text += f", but only by releasing its cache {times}, which stalls training"
+        return f"{text}; {_remedies(rank, is_ascend=False)}."
     spare, activations = usable - needed, rank.at_peak_bytes.activations
     text += f" ({needed * 100 // usable}%), {format_bytes(spare)} to spare; {_holders(rank)}"
     if activations and spare > activations:
@@ -120,7 +120,7 @@ def _sharded_states(rank: RankResult, short_by: int) -> Iterator[str]:
     if shards <= _MOST_SHARDS:
         yield f"sharding weights, gradients and optimizer state over {max(2, shards)} ranks (FSDP or ZeRO)"
     else:
-        yield f"sharding weights, gradients and optimizer state ({format_bytes(states)}) and the above together"
+        yield f"sharding weights, gradients and optimizer state ({format_bytes(states)}) as well"
     if held.optimizer > held.weights:
         enough = ", enough on its own" if held.optimizer * 3 // 4 >= short_by else ""
         yield f"an 8-bit optimizer (saves about {format_bytes(held.optimizer * 3 // 4)}{enough})"
@@ -131,7 +131,8 @@ def _smaller_temporaries(rank: RankResult, short_by: int) -> Iterator[str]:
     if passing:
         first = passing[0]
         where = f" at {first.where}" if first.where else ""
-        yield f"splitting {first.op or 'the operator'}{where}, which holds {format_bytes(first.n_bytes)} for a moment"
+        holds = f"which holds {format_bytes(first.n_bytes)} for a moment"
+        yield f"splitting {first.op or 'the operator'}{where}, {holds}"
 
 
 def _up(factor: float) -> float:
@@ -139,11 +140,9 @@ def _up(factor: float) -> float:
 
 
 def _a(noun: str) -> str:
-    return (
-        f"an {noun}"
-        if noun[:1].lower() in "aeio" or (noun[:1].lower() == "h" and noun[1:2].isdigit())
-        else f"a {noun}"
-    )
+    first, second = noun[:1].lower(), noun[1:2]
+    is_spelt_out = first in "hlmnrsx" and second.isdigit()  # an h100, but a v100
+    return f"an {noun}" if first in "aeio" or is_spelt_out else f"a {noun}"
 
 
 def _ranks(ranks: list[RankResult]) -> str:

@@ -1,0 +1,131 @@
+"""report.json: the fixed schema, whole or absent, and read back as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.report.runs import ASCEND, FITTING, LARGE, run_of
+from windtunnel.errors import CorruptFile
+from windtunnel.memory.analysis import Moment
+from windtunnel.memory.attribution import RoleBytes
+from windtunnel.report.json_file import read_report, report_text, write_report
+from windtunnel.report.result import UnknownValue, failed_rank, same_as
+
+FIXED_RUN = {"schema", "windtunnel", "level", "world_size", "fits", "device", "allocator", "ranks"}
+FIXED_RANK = {
+    "rank", "status", "same_as", "steps", "device_memory_bytes", "usable_memory_bytes", "base_address",
+    "peak_bytes", "peak_with_fragments_bytes", "peak_at", "at_peak_bytes", "step_time_us", "build_time_us",
+    "unknown_values", "error",
+}  # fmt: skip
+
+
+def test_the_fixed_part_of_the_schema_is_there():
+    document = json.loads(report_text(run_of(FITTING, device=ASCEND)))
+    assert set(document) == FIXED_RUN
+    assert document["device"] == {"name": "ascend-910b-64gb", "memory_bytes": 68719476736}
+    (rank,) = document["ranks"]
+    assert set(rank) >= FIXED_RANK
+    assert rank["peak_at"] == {"step": 2, "op": "aten.mm", "module": "layers.13.mlp", "phase": "backward"}
+    assert set(rank["at_peak_bytes"]) == {f.name for f in fields(RoleBytes)}
+    assert rank["unknown_values"] == [
+        {"where": "train.py:41", "what": "float(loss)", "value": 1.0, "count": 3}
+    ]
+
+
+def test_byte_fields_are_whole_numbers():
+    def visit(value, name=""):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                visit(inner, key if "bytes" in key or not name else name)
+        elif isinstance(value, list):
+            for inner in value:
+                visit(inner, name)
+        elif "bytes" in name and value is not None:
+            assert type(value) is int
+
+    visit(json.loads(report_text(run_of(LARGE))))
+
+
+def _same(a, b):
+    return report_text(a) == report_text(b)
+
+
+@pytest.mark.parametrize("ranks", [(), (FITTING,), (LARGE, same_as(1, LARGE)), (failed_rank(0, "boom"),)])
+def test_a_report_is_read_back_as_it_was(tmp_path, ranks):
+    write_report(tmp_path / "report.json", run_of(*ranks))
+    found = read_report(tmp_path / "report.json")
+    assert _same(found, run_of(*ranks))
+    for rank, wanted in zip(found.ranks, ranks, strict=True):
+        assert replace(rank, timeline=None) == replace(wanted, timeline=None)
+
+
+texts = st.text(max_size=12)
+sizes = st.integers(0, 1 << 50)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(Moment, st.integers(0, 99), texts, texts, texts) | st.none(),
+    st.builds(RoleBytes, *[sizes] * 8),
+    st.lists(st.builds(UnknownValue, texts, texts, st.booleans() | st.integers() | texts | st.none(), sizes)),
+    st.dictionaries(texts, sizes, max_size=4),
+    texts | st.none(),
+)
+def test_any_rank_survives_the_file(tmp_path_factory, moment, held, unknown, build, error):
+    rank = replace(
+        FITTING,
+        peak_at=moment,
+        at_peak_bytes=held,
+        unknown_values=tuple(unknown),
+        build_time_us=build,
+        error=error,
+    )
+    path = tmp_path_factory.mktemp("j") / "report.json"
+    write_report(path, run_of(rank))
+    assert replace(read_report(path).ranks[0], timeline=None) == replace(rank, timeline=None)
+
+
+def test_a_failed_write_leaves_the_old_report_and_no_litter(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(path, run_of(FITTING))
+    before = path.read_text()
+    broken = replace(FITTING, step_time_us=float("nan"))
+    with pytest.raises(ValueError, match="JSON"):
+        write_report(path, run_of(broken))
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_the_old_report_is_replaced_in_one_go(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(path, run_of(FITTING))
+    write_report(path, run_of(LARGE))
+    assert not read_report(path).fits
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": 2}',
+        '{"schema": 1, "ranks": 3}',
+        '{"schema": 1, "windtunnel": "0", "level": 1}',
+    ],
+)
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(CorruptFile):
+        read_report(tmp_path / "report.json")
+
+
+def test_a_missing_report_names_the_command_that_makes_one(tmp_path):
+    with pytest.raises(CorruptFile, match="windtunnel run"):
+        read_report(tmp_path / "report.json")

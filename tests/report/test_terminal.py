@@ -1,0 +1,85 @@
+"""What a person sees: facts first, tables, the picture in characters, the verdict last."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from tests.report.runs import FITTING, LARGE, run_of
+from windtunnel.memory.attribution import ModuleShare
+from windtunnel.report.result import RankResult, failed_rank, same_as
+from windtunnel.report.terminal import pencils_for, show_run
+from windtunnel.report.text_graph import ASCII, UNICODE
+from windtunnel.units import GIB
+
+
+def _shown(run, encoding="utf-8", width=120):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    show_run(Console(file=stream, width=width), run)
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+def test_the_facts_come_first_as_plain_lines_even_on_a_narrow_terminal():
+    lines = _shown(run_of(FITTING), width=20).splitlines()
+    assert lines[0] == "Device MOC memory size: 81920M"
+    assert lines[4] == "Actual peak memory usage (with fragments): 67584M"
+
+
+def test_every_part_of_the_report_is_there():
+    text = _shown(run_of(FITTING))
+    for part in (
+        "Peak of rank 0: 60.00 GiB live, 66.00 GiB with fragments, at step 2, backward, layers.13.mlp, aten.mm",
+        "optimizer     28.00 GiB   46.7%",
+        "layers.0-3.mlp      28.00 GiB   46.7%   activations 16.00 GiB, weights 12.00 GiB",
+        "aten.mm layers.0-3.mlp   16.00 GiB       4   [4096, 8] bfloat16   activations   m.py:7",
+        "Memory over time",
+        "train.py:41   float(loss)   1.0            3",
+        "model            1.50 s",
+        "Fits: needs 66.00 GiB",
+    ):
+        assert part in text
+
+
+def test_where_it_first_fails_is_said():
+    assert "First does not fit: 2.00 GiB asked for at step 1, forward, layers.3.mlp" in _shown(run_of(LARGE))
+
+
+def test_a_stream_without_unicode_gets_ascii():
+    text = _shown(run_of(LARGE), encoding="ascii")
+    assert "######" in text
+    assert pencils_for(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) is UNICODE
+    assert pencils_for(io.TextIOWrapper(io.BytesIO(), encoding="latin-1")) is ASCII
+
+
+def test_ranks_that_do_the_same_are_counted_not_repeated():
+    text = _shown(run_of(FITTING, same_as(1, FITTING), same_as(2, FITTING)))
+    assert text.count("Device MOC memory size") == 1
+    assert "rank 0 of 3 (and 2 more that do the same): ok" in text
+
+
+def test_modules_are_collapsed_until_they_fit_the_table():
+    shares = [
+        ModuleShare(f"layers.{i}.part{j}.inner{k}", "weights", GIB)
+        for i in range(2) for j in range(5) for k in range(6)
+    ]  # fmt: skip
+    text = _shown(run_of(replace(FITTING, at_peak_by_module=tuple(shares))))
+    assert "layers.0-1.part0   12.00 GiB" in text
+    assert "inner" not in text
+
+
+def test_markup_in_names_is_shown_as_it_is():
+    odd = replace(FITTING, at_peak_by_module=(ModuleShare("layers[red].x", "weights", 60 * GIB),))
+    assert "layers[red].x" in _shown(run_of(odd))
+
+
+def test_a_failed_rank_shows_its_error():
+    text = _shown(run_of(failed_rank(0, "ValueError: [x] is wrong")))
+    assert "rank 0 failed: ValueError: [x] is wrong" in text
+
+
+def test_a_rank_that_allocated_nothing_has_no_tables():
+    text = _shown(run_of(RankResult(0, "ok")))
+    assert "By module" not in text
