@@ -8,6 +8,7 @@ from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.cuda_allocator import CudaAllocator
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.profile_cpu import build_cpu
+from windtunnel.memory.profile_mindspore import build_mindspore
 from windtunnel.memory.profile_npu import build_npu
 
 __all__ = ["BUILDERS"]
@@ -26,5 +27,6 @@ BUILDERS: dict[str, Callable[..., Allocator]] = {
     "cuda": _cuda,
     "cuda-expandable": _cuda_expandable,
     "npu": build_npu,
+    "mindspore": build_mindspore,
     "cpu": build_cpu,
 }

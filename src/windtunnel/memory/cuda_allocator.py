@@ -258,7 +258,10 @@ class CudaAllocator(Allocator):
         release_cached_blocks(self)
 
     def segments(self) -> tuple[Segment, ...]:
-        return list_segments(self)
+        owners = {block: ("active", id) for id, block in self.live.items()}
+        owners.update((block, ("pending_free", entry[1])) for block, entry in self.streams.pending.items())
+        free_lists = [free_list for pool in self.pools() for free_list in pool.lists.values()]
+        return list_segments(owners, [block for part in free_lists for block in (*part.blocks, *part.unmapped)])
 
     def stats(self) -> AllocatorStats:
         num_live = len(self.live)

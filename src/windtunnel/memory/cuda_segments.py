@@ -1,28 +1,25 @@
-"""The block map of a caching allocator, to and from frozen records.
+"""The block map of an allocator, as frozen records.
 
-    CudaAllocator ──list_segments──> Segments ──restore_segments──> CudaAllocator
+    blocks in use, free blocks ──> follow the links ──> Segments, in address order
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from windtunnel.memory.allocator_records import Segment, SegmentBlock
-from windtunnel.memory.cuda_blocks import FREE, UNMAPPED, Block
-
-if TYPE_CHECKING:
-    from windtunnel.memory.cuda_allocator import CudaAllocator
+from windtunnel.memory.cuda_blocks import UNMAPPED, Block
 
 __all__ = ["list_segments"]
 
 
-def list_segments(allocator: CudaAllocator) -> tuple[Segment, ...]:
-    """Read the block map. An expandable segment gives one record per mapped range."""
-    owners: dict[Block, tuple[str, Hashable]] = {block: ("active", id) for id, block in allocator.live.items()}
-    owners.update((block, ("pending_free", entry[1])) for block, entry in allocator.streams.pending.items())
-    records = []
-    for first in _first_blocks(allocator, owners):
+def list_segments(owners: Mapping[Block, tuple[str, Hashable]], free: Iterable[Block]) -> tuple[Segment, ...]:
+    """Read the block map from the blocks in use (state and id of each) and the free and unmapped ones.
+
+    An expandable segment gives one record per mapped range.
+    """
+    records: list[Segment] = []
+    for first in (block for block in (*owners, *free) if block.prev is None):
         run: list[SegmentBlock] = []
         block: Block | None = first
         while block is not None:
@@ -37,14 +34,9 @@ def list_segments(allocator: CudaAllocator) -> tuple[Segment, ...]:
     return tuple(sorted(records, key=lambda segment: segment.address))
 
 
-def _first_blocks(allocator: CudaAllocator, in_use: Iterable[Block]) -> list[Block]:
-    free_lists = [free_list for pool in allocator.pools() for free_list in pool.lists.values()]
-    blocks = [block for free_list in free_lists for block in (*free_list.blocks, *free_list.unmapped)]
-    return [block for block in (*in_use, *blocks) if block.prev is None]
-
-
-def _segment_of(first: Block, run: list[SegmentBlock]) -> Iterable[Segment]:
+def _segment_of(first: Block, run: list[SegmentBlock]) -> Iterator[Segment]:
     if run:
         free_list = first.home
         n_bytes = run[-1].address + run[-1].n_bytes - run[0].address
-        yield Segment(run[0].address, n_bytes, free_list.stream, free_list.pool.name, first.segment.is_expandable, tuple(run))
+        is_expandable = first.segment.is_expandable
+        yield Segment(run[0].address, n_bytes, free_list.stream, free_list.pool.name, is_expandable, tuple(run))
