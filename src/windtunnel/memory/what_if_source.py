@@ -1,0 +1,226 @@
+"""Open whatever holds a record of allocations, and say what ran there.
+
+    snapshot.pickle | memory_block.csv[.gz] | recording.arrows | a run's directory ──> ReplaySource
+
+The kind is read from the first bytes, not from the name: a file from elsewhere may be called anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.events.file import read_recording
+from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.memory.attribution import short_op
+from windtunnel.memory.cuda_config import cuda_rules
+from windtunnel.memory.memory_block_file import read_memory_block
+from windtunnel.memory.snapshot_file import _load as load_snapshot
+from windtunnel.memory.snapshot_file import read_snapshot
+from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
+
+__all__ = ["ReplaySource", "open_source"]
+
+_PICKLE = b"\x80"
+_GZIP = b"\x1f\x8b"
+_ARROW = b"\xff\xff\xff\xff"
+_CSV = b"start_time_stamp"
+_WANTED = "give a torch memory snapshot, a MindSpore memory_block.csv, or a recording of windtunnel run"
+
+
+@dataclass(frozen=True)
+class ReplaySource:
+    """A tape, and the allocator that served it when it was recorded."""
+
+    path: Path
+    kind: str  # "snapshot", "memory_block" or "recording"
+    tape: AllocationTape
+    allocator: str  # as --allocator spells it
+    conf: str  # the text of PYTORCH_CUDA_ALLOC_CONF it ran with
+    device: str | None  # as --device spells it; only a recording knows
+    notes: tuple[str, ...]
+    describe: Callable[[int], str]  # an event of the tape -> where in the program that was
+
+
+def open_source(path: Path) -> ReplaySource:
+    """Read a file (or a run's directory) of any of the three kinds."""
+    if path.is_dir():
+        file, notes = _recording_in(path)
+        return _from_recording(file, notes)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_CSV) + 3)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {(error.strerror or str(error)).lower()}", hint=_WANTED
+        ) from error
+    if start.startswith(_ARROW):
+        source = _from_recording(path, ())
+    elif start.startswith(_PICKLE):
+        source = _from_snapshot(path)
+    elif start.startswith(_GZIP) or start.removeprefix(b"\xef\xbb\xbf").startswith(_CSV):
+        source = _from_memory_block(path)
+    else:
+        what = "is empty" if not start else "is none of the files replay reads"
+        raise CorruptFile(f"{path} {what}", hint=_WANTED)
+    return source
+
+
+# -- torch's snapshot --------------------------------------------------------------------------------------
+
+
+def _from_snapshot(path: Path) -> ReplaySource:
+    tape = read_snapshot(path)
+    if not np.any(tape.event >= 0):
+        raise UsageError(
+            f"{path} has no trace of allocations, only their final state",
+            hint="call torch.cuda.memory._record_memory_history() before the part to record",
+        )
+    _refuse_empty(path, tape)
+    snapshot = load_snapshot(path)
+    trace = max(snapshot["device_traces"], key=len)
+    conf, notes = _recorded_conf(snapshot.get("allocator_settings") or {})
+    return ReplaySource(
+        path,
+        "snapshot",
+        tape,
+        "cuda",
+        conf,
+        None,
+        (*tape.notes, *notes),
+        lambda event: _trace_place(trace, event),
+    )
+
+
+def _recorded_conf(settings: Any) -> tuple[str, tuple[str, ...]]:
+    """The settings a snapshot was taken under, as conf text; older torch recorded only numbers, or none."""
+    try:
+        conf = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") or _conf_of_numbers(settings)
+        cuda_rules(conf, "2.13")
+    except (UsageError, AttributeError, TypeError, ValueError, KeyError) as error:
+        reason = error.message if isinstance(error, UsageError) else "they cannot be read"
+        return "", (f"the recorded allocator settings are not modelled, the defaults stand in: {reason}",)
+    return conf, ()
+
+
+def _conf_of_numbers(settings: dict[str, Any]) -> str:
+    parts = []
+    if settings.get("max_split_size", -1) > 0:
+        parts.append(f"max_split_size_mb:{settings['max_split_size'] >> 20}")
+    if settings.get("garbage_collection_threshold", 0) > 0:
+        parts.append(f"garbage_collection_threshold:{settings['garbage_collection_threshold']}")
+    if settings.get("expandable_segments"):
+        parts.append("expandable_segments:True")
+    steps = settings.get("roundup_power2_divisions") or {}
+    if any(steps.values()):
+        bounds = ",".join(f"{mib}:{steps[mib]}" for mib in sorted(steps, key=int))
+        parts.append(f"roundup_power2_divisions:[{bounds}]")
+    return ",".join(parts)
+
+
+def _trace_place(trace: list[dict[str, Any]], event: int) -> str:
+    if event < 0:
+        return "before the trace begins"
+    where = f"entry {event + 1} of {len(trace)} of the trace"
+    frames = trace[event].get("frames") or []
+    for frame in frames:
+        file = str(frame.get("filename", "")).replace("\\", "/")
+        if file.endswith(".py") and "/site-packages/" not in file and "/torch/" not in file:
+            return f"{where} ({file.rsplit('/', 1)[-1]}:{frame.get('line', 0)} in {frame.get('name', '?')})"
+    return where
+
+
+# -- MindSpore's memory_block.csv --------------------------------------------------------------------------
+
+
+def _from_memory_block(path: Path) -> ReplaySource:
+    tape = read_memory_block(path)
+    _refuse_empty(path, tape)
+    return ReplaySource(
+        path,
+        "memory_block",
+        tape,
+        "mindspore",
+        "",
+        None,
+        tape.notes,
+        lambda event: f"line {event} of the file",
+    )
+
+
+# -- our own recording -------------------------------------------------------------------------------------
+
+
+def _recording_in(directory: Path) -> tuple[Path, tuple[str, ...]]:
+    """The recording of a rank's directory, or of the rank of a run that needs the most memory."""
+    if (own := directory / "recording.arrows").is_file():
+        return own, ()
+    found = sorted(directory.glob("rank*/recording.arrows"), key=_rank_number)
+    if not found:
+        raise UsageError(f"there is no recording in {directory}", hint=_WANTED)
+    peaks = _peaks_of_ranks(directory / "report.json")
+    largest = max(found, key=lambda file: peaks.get(_rank_number(file), 0))
+    if len(found) == 1:
+        return largest, ()
+    name = largest.parent.name
+    return largest, (f"{name} of {len(found)} recorded ranks is replayed; name another as {directory}/rankN",)
+
+
+def _rank_number(file: Path) -> int:
+    digits = file.parent.name.removeprefix("rank")
+    return int(digits) if digits.isdecimal() else 1 << 30
+
+
+def _peaks_of_ranks(report: Path) -> dict[int, int]:
+    try:
+        ranks = json.loads(report.read_text(encoding="utf-8"))["ranks"]
+        return {rank["rank"]: rank["peak_with_fragments_bytes"] for rank in ranks}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # the report only decides which rank is shown first; the recordings do without it
+
+
+def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
+    recording = read_recording(path)
+    tape = tape_of(recording, _busiest_device(recording))
+    _refuse_empty(path, tape)
+    header = recording.header
+    return ReplaySource(
+        path,
+        "recording",
+        tape,
+        header.get("allocator", "cuda"),
+        header.get("allocator_conf", ""),
+        header.get("device"),
+        (*notes, *tape.notes),
+        lambda event: _moment(recording, event),
+    )
+
+
+def _busiest_device(recording: Recording) -> int:
+    """A rank computes on one device, which need not be number 0."""
+    is_alloc = recording.columns["kind"] == Kind.ALLOC
+    devices = recording.columns["device"][is_alloc].astype(np.int64)
+    devices, sizes = devices[devices >= 0], recording.columns["value"][is_alloc][devices >= 0]
+    return int(np.bincount(devices, weights=sizes).argmax()) if len(devices) else 0
+
+
+def _moment(recording: Recording, event: int) -> str:
+    columns = recording.columns
+    step = int(np.count_nonzero(columns["kind"][:event] == Kind.STEP)) + 1
+    phase = Phase(int(columns["phase"][event])).name.lower()
+    is_op = (columns["kind"] == Kind.OP) & (columns["subject"] == columns["extra"][event])
+    ops = np.flatnonzero(is_op) if columns["extra"][event] >= 0 else ()
+    op = short_op(recording.signatures[int(columns["value"][ops[0]])].name) if len(ops) else "an allocation"
+    module = recording.name(int(columns["module"][event]))
+    return f"step {step}, {op}{f' in {module}' if module else ''} ({phase})"
+
+
+def _refuse_empty(path: Path, tape: AllocationTape) -> None:
+    if not np.any(tape.kind == TapeKind.ALLOC):
+        raise UsageError(f"{path} holds no allocation on a device", hint="there is nothing to replay")

@@ -1,0 +1,239 @@
+"""The answer of `windtunnel replay`: a table of allocators, and one sentence that answers the question.
+
+WhatIf (source, outcomes, device) ──> render_what_if ──> table, notes, the sentence
+                                  └─> what_if_document ──> JSON
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.memory.what_if import Outcome, find_expandable
+from windtunnel.memory.what_if_source import ReplaySource
+from windtunnel.units import format_bytes
+
+__all__ = ["WhatIf", "answer", "best_conf", "render_what_if", "what_if_document"]
+
+_KINDS = {
+    "snapshot": "torch memory snapshot",
+    "memory_block": "MindSpore memory_block.csv",
+    "recording": "windtunnel recording",
+}
+_WORTH_SAYING = 0.01  # of the reservation: a smaller difference is called none
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One replayed source and how every allocator fared."""
+
+    source: ReplaySource
+    outcomes: tuple[Outcome, ...]  # the recorded setting first, unless the user chose them
+    device: str | None
+    usable_bytes: int | None
+
+    @property
+    def first(self) -> Outcome:
+        return self.outcomes[0]
+
+    @property
+    def best(self) -> Outcome:
+        """The one that fits, without having to free its cache, and reserves least."""
+        return min(self.outcomes, key=lambda o: (not o.fits, o.n_retries > 0, o.peak_reserved_bytes))
+
+
+def render_what_if(result: WhatIf) -> RenderableType:
+    """Everything about one source, for a terminal."""
+    source = result.source
+    title = f"{source.path}: {_KINDS[source.kind]}, {len(source.tape):,} requests"
+    if result.device is not None:
+        title += f", on {result.device} ({format_bytes(result.usable_bytes or 0)} usable)"
+    parts: list[RenderableType] = [Text(title, style="bold", overflow="fold"), _table(result)]
+    parts += (Text(line) for line in _below(result))
+    colour = "bold red" if not result.best.fits else "bold"
+    return Group(*parts, Text(), Text(answer(result), style=colour))
+
+
+def what_if_document(result: WhatIf) -> dict[str, Any]:
+    """The same for programs."""
+    tape = result.source.tape
+    return {
+        "file": str(result.source.path),
+        "kind": result.source.kind,
+        "requests": len(tape),
+        "recorded_peak_bytes": tape.recorded_peak_bytes,
+        "recorded_peak_reserved_bytes": tape.recorded_peak_reserved_bytes,
+        "notes": list(result.source.notes),
+        "profiles": [_row_document(result, outcome) for outcome in result.outcomes],
+        "answer": answer(result),
+    }
+
+
+def best_conf(result: WhatIf) -> str | None:
+    """The settings worth trying for real: those of the best row, if it beats the first and is torch's."""
+    best, first = result.best, result.first
+    is_torch = best.choice.spec.startswith(("cuda", "npu")) and best.choice.torch == first.choice.torch
+    gained = first.peak_reserved_bytes - best.peak_reserved_bytes
+    is_tight = not first.fits or first.n_retries > 0
+    is_better = best.fits and (is_tight or gained > _WORTH_SAYING * first.peak_reserved_bytes)
+    if best is first or not is_torch or not is_better:
+        return None
+    if best.choice.spec == "cuda-expandable":
+        return "expandable_segments:True"
+    return best.choice.conf or best.choice.spec.partition(":")[2].replace("=", ":") or None
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def _table(result: WhatIf) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("allocator", overflow="fold")
+    for heading in ("peak live", "peak reserved", "fragments"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if result.device is not None:
+        table.add_column("fits?", no_wrap=True)
+    for outcome in result.outcomes:
+        cells = [
+            outcome.choice.label,
+            format_bytes(outcome.peak_bytes),
+            format_bytes(outcome.peak_reserved_bytes),
+            f"{outcome.fragment_share:.1%}",
+        ]
+        if result.device is not None:
+            cells.append(_fits_cell(outcome))
+        table.add_row(*cells, style="" if outcome.fits else "red")
+    return table
+
+
+def _fits_cell(outcome: Outcome) -> str:
+    if not outcome.fits:
+        return "no"
+    if not outcome.n_retries:
+        return "yes"
+    return f"yes, {outcome.n_retries} {'retry' if outcome.n_retries == 1 else 'retries'}"
+
+
+def _below(result: WhatIf) -> Iterator[str]:
+    tape = result.source.tape
+    recorded = tape.recorded_peak_reserved_bytes
+    if recorded is not None:
+        same = f"{result.first.choice.label} above: {_against(result.first, recorded)}"
+        yield f"recorded peak reserved: {format_bytes(recorded)} ({same})"
+    failed: dict[str, list[str]] = {}  # where -> the allocators that fail there
+    for outcome in result.outcomes:
+        if outcome.failure is not None:
+            where = result.source.describe(int(tape.event[outcome.failure.position]))
+            asked = format_bytes(outcome.failure.requested_bytes)
+            failed.setdefault(f"{where}, asking for {asked}", []).append(outcome.choice.label)
+    for where, labels in failed.items():
+        yield f"out of memory at {where}: {', '.join(labels)}"
+    if any(o.n_retries for o in result.outcomes):
+        yield "retry: the allocator gives its whole cache back; it survives, and training stalls"
+    for outcome in result.outcomes:
+        if outcome.choice.conf.startswith(outcome.choice.label + ","):
+            rest = outcome.choice.conf.removeprefix(outcome.choice.label + ",")
+            yield f"{outcome.choice.label}: replayed with {rest}, without which torch ignores it"
+    for note in result.source.notes:
+        yield f"note: {note}"
+
+
+def _against(outcome: Outcome, recorded: int) -> str:
+    difference = outcome.peak_reserved_bytes - recorded
+    return "the same" if difference == 0 else f"{difference / recorded:+.2%}"
+
+
+# -- the sentence -------------------------------------------------------------------------------------------
+
+
+def answer(result: WhatIf) -> str:
+    """Would expandable segments have saved me? With numbers."""
+    pair = find_expandable(result.outcomes)
+    if pair is None:
+        return _best_of_all(result)
+    without, having = pair
+    if result.device is not None:
+        return _answer_on_device(result, without, having)
+    is_on = result.first.choice.is_expandable
+    saved, share = _saving(without, having)
+    change = f"{_reserved(without)} -> {_reserved(having)} reserved"
+    if abs(share) < _WORTH_SAYING:
+        return f"Expandable segments {'make' if is_on else 'would have made'} no difference: {change}."
+    if saved < 0:
+        verb = "cost" if is_on else "would have cost"
+        return f"Expandable segments {verb} {format_bytes(-saved)} more: {change}."
+    verb = "save" if is_on else "would have saved"
+    live = format_bytes(having.peak_bytes)
+    return f"Expandable segments {verb} {format_bytes(saved)} ({share:.0%}): {change}, {live} of it live."
+
+
+def _answer_on_device(result: WhatIf, without: Outcome, having: Outcome) -> str:
+    needs = f"{_need('with them', having)}, {_need('without', without)}"
+    needs += f"; {format_bytes(result.usable_bytes or 0)} is usable on {result.device}"
+    if without.fits and having.fits:
+        if without.n_retries and not having.n_retries:
+            return f"Expandable segments spare it the retries: {needs}."
+        return f"It fits with or without expandable segments: {needs}."
+    if having.fits:
+        return f"Yes, expandable segments make it fit: {needs}."
+    if without.fits:
+        return f"No, it fits only without expandable segments: {needs}."
+    if result.best.fits:
+        best = f"{result.best.choice.label} is"
+        return f"No, expandable segments are not enough, but {best}: {needs}."
+    live = format_bytes(having.peak_bytes)
+    return f"No, expandable segments would not have saved it: {needs}, and {live} is live at once."
+
+
+def _need(how: str, outcome: Outcome) -> str:
+    if not outcome.fits or not outcome.n_retries:
+        return f"{how} it needs {_reserved(outcome)}"
+    times = "once" if outcome.n_retries == 1 else f"{outcome.n_retries} times"
+    return f"{how} it would take {_reserved(outcome)} but gets by after freeing its cache {times}"
+
+
+def _best_of_all(result: WhatIf) -> str:
+    best, first = result.best, result.first
+    if not best.fits:
+        usable = f"{format_bytes(result.usable_bytes or 0)} usable on {result.device}"
+        return f"None of them fits the {usable}: {_reserved(best)} is the least."
+    if best is not first:
+        label = best.choice.label
+        return f"{label} needs least: {_reserved(best)}, against {_reserved(first)} of {first.choice.label}."
+    rest = "; no other here needs less" if len(result.outcomes) > 1 else ""
+    return f"{first.choice.label} needs {_reserved(first)}{rest}."
+
+
+def _reserved(outcome: Outcome) -> str:
+    return format_bytes(outcome.peak_reserved_bytes)
+
+
+def _saving(without: Outcome, having: Outcome) -> tuple[int, float]:
+    saved = without.peak_reserved_bytes - having.peak_reserved_bytes
+    return saved, saved / max(1, without.peak_reserved_bytes)
+
+
+def _row_document(result: WhatIf, outcome: Outcome) -> dict[str, Any]:
+    tape, choice, failure = result.source.tape, outcome.choice, outcome.failure
+    out_of_memory = None
+    if failure is not None:
+        where = result.source.describe(int(tape.event[failure.position]))
+        out_of_memory = {"at": where, "requested_bytes": failure.requested_bytes, "message": failure.message}
+    return {
+        "profile": choice.label,
+        "allocator": choice.spec,
+        "conf": choice.conf,
+        "torch": choice.torch,
+        "peak_bytes": outcome.peak_bytes,
+        "peak_reserved_bytes": outcome.peak_reserved_bytes,
+        "fragment_share": round(outcome.fragment_share, 6),
+        "fits": outcome.fits if result.device is not None else None,
+        "n_retries": outcome.n_retries,
+        "out_of_memory": out_of_memory,
+    }
