@@ -67,10 +67,8 @@ def _ask(
     path: Path, chosen: tuple[AllocatorChoice, ...], device: DeviceProfile | None, called: str | None
 ) -> WhatIf:
     source = open_source(path)
-    if device is None and source.device is not None:
-        device, called = find_device(source.device), source.device
     usable_bytes = device.usable_bytes if device else None
-    choices = chosen or default_choices(source.allocator, source.conf, is_limited=device is not None)
+    choices = chosen or default_choices(source.allocator, source.conf, source.torch, device is not None)
     with _progress(path.name) as on_progress:
         outcomes = ask_what_if(source.tape, choices, usable_bytes, on_progress)
     return WhatIf(source, outcomes, called, usable_bytes)
@@ -97,7 +95,8 @@ def _print_tables(results: list[WhatIf], args: Namespace) -> None:
 def _next_command(result: WhatIf, args: Namespace) -> str:
     file = shlex.quote(str(args.files[0]))
     if result.device is None:
-        return f"windtunnel replay {file} --device {DEFAULT_DEVICE}   (would it fit?)"
+        device = result.source.device or DEFAULT_DEVICE
+        return f"windtunnel replay {file} --device {device}   (would it fit?)"
     conf = best_conf(result)
     if conf is not None:
         return f"PYTORCH_CUDA_ALLOC_CONF={conf} python your_script.py   (the best row, on the real device)"

@@ -9,7 +9,7 @@ disk is readable up to its last whole batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class RecordingWriter:
         self.names: dict[str, int] = {}
         self.signatures: list[Signature] = []
         self.frames: dict[Frame, int] = {}
+        self.before_flush: Callable[[], None] = lambda: None  # a follower of the rows may look at them first
         self._written = {"names": 0, "signatures": 0, "frames": 0}
         self._sink = pa.OSFile(str(path), "wb")
         schema = _SCHEMA.with_metadata({"windtunnel": json.dumps({"version": FORMAT_VERSION, "header": header})})
@@ -88,6 +89,7 @@ class RecordingWriter:
 
     def flush(self, footer: dict[str, Any] | None = None) -> None:
         """Write what was collected; a batch on disk survives whatever happens next."""
+        self.before_flush()
         rows, self.rows[:] = list(self.rows), []
         if not rows and footer is None:
             return

@@ -8,6 +8,7 @@ from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.cuda_allocator import CudaAllocator
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.profile_cpu import build_cpu
+from windtunnel.memory.profile_megengine import build_megengine
 from windtunnel.memory.profile_mindspore import build_mindspore
 from windtunnel.memory.profile_npu import build_npu
 
@@ -28,5 +29,6 @@ BUILDERS: dict[str, Callable[..., Allocator]] = {
     "cuda-expandable": _cuda_expandable,
     "npu": build_npu,
     "mindspore": build_mindspore,
+    "megengine": build_megengine,
     "cpu": build_cpu,
 }

@@ -55,7 +55,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
     """Replay one device of a recording through a fresh allocator and write a row for each allocation."""
     tape = tape_of(recording, device)
     placed = _Placer(allocator)
-    play(tape, placed)
+    play(tape, allocator, placed)
     ticks = _ticks(recording)
     pool = _MINDSPORE_POOL if allocator.name == "mindspore" else _OWN_POOL + allocator.name
     lives = lifetimes_of(recording)
@@ -68,7 +68,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
             stack = recording.stack(frame)
             users = ticks.users.get(row, [])
             values = (
-                ticks.start[row], ticks.end.get(row, _NEVER), hex(place.address), place.stream, pool,
+                ticks.start[row], ticks.end.get(row, _NEVER), hex(place.address), int(lives.stream[i]), pool,
                 place.n_bytes, place.used_bytes, place.peak_bytes,
                 _plain(stack[-1].file if stack else ""), stack[-1].line if stack else "", _TYPES[role],
                 ticks.producer[row], _plain(recording.name(int(lives.module[i]))),
@@ -115,29 +115,25 @@ def read_memory_block(path: Path) -> AllocationTape:
 @dataclass(frozen=True, slots=True)
 class _Place:
     address: int
-    stream: int
     n_bytes: int  # after the allocator's rounding
     used_bytes: int
     peak_bytes: int
 
 
 class _Placer:
-    """Passes a tape on to an allocator and remembers where everything went."""
+    """Remembers where an allocator put everything."""
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
         self.places: dict[int, _Place] = {}
-        self.free = allocator.free
-        self.record_stream = allocator.record_stream
-        self.stream_done = allocator.stream_done
-        self.empty_cache = allocator.empty_cache
+        self.used_before = 0
 
-    def alloc(self, id: int, n_bytes: int, stream: int = 0) -> int:
-        before = self.allocator.allocated_bytes
-        address = self.allocator.alloc(id, n_bytes, stream)
+    def __call__(self, kind: int, id: int, address: int) -> None:
         used = self.allocator.allocated_bytes
-        self.places[id] = _Place(address, stream, used - before, used, self.allocator.peak_reserved_bytes)
-        return address
+        if kind == TapeKind.ALLOC:
+            peak = self.allocator.peak_reserved_bytes
+            self.places[id] = _Place(address, used - self.used_before, used, peak)
+        self.used_before = used
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class LimitedReplay:
 def replay(tape: AllocationTape, allocator: CountingAllocator) -> Replay:
     """Play a whole tape and note what the allocator holds after every request."""
     meter = _Meter(allocator)
-    play(tape, meter)
+    play(tape, allocator, meter)
     allocated = np.array(meter.allocated, np.int64)
     change = np.diff(allocated, prepend=0)
     is_alloc = tape.kind == TapeKind.ALLOC
@@ -90,7 +90,7 @@ def replay_limited(tape: AllocationTape, allocator: CountingAllocator) -> Limite
     meter = _Meter(allocator)
     failure = None
     try:
-        play(tape, meter)
+        play(tape, allocator, meter)
     except PredictedOutOfMemory as error:
         position = len(meter.allocated)
         failure = Failure(position, int(tape.n_bytes[position]), error.message)
@@ -98,7 +98,7 @@ def replay_limited(tape: AllocationTape, allocator: CountingAllocator) -> Limite
 
 
 class _Meter:
-    """An allocator with a note taken after every request."""
+    """Notes what an allocator holds after every request."""
 
     def __init__(self, allocator: CountingAllocator) -> None:
         self.allocator = allocator
@@ -106,30 +106,9 @@ class _Meter:
         self.reserved: list[int] = []
         self.base_address = 0
 
-    def alloc(self, id: int, n_bytes: int, stream: int = 0) -> int:
-        address = self.allocator.alloc(id, n_bytes, stream)
-        if not self.allocated:
-            self.base_address = address or 0
-        self._note()
-        return address
-
-    def free(self, id: int) -> None:
-        self.allocator.free(id)
-        self._note()
-
-    def record_stream(self, id: int, stream: int) -> None:
-        self.allocator.record_stream(id, stream)
-        self._note()
-
-    def stream_done(self, stream: int) -> None:
-        self.allocator.stream_done(stream)
-        self._note()
-
-    def empty_cache(self) -> None:
-        self.allocator.empty_cache()
-        self._note()
-
-    def _note(self) -> None:
+    def __call__(self, kind: int, id: int, address: int) -> None:
+        if not self.base_address:
+            self.base_address = address
         self.allocated.append(self.allocator.allocated_bytes)
         self.reserved.append(self.allocator.reserved_bytes)
 

@@ -22,7 +22,7 @@ from windtunnel.memory.lifetime import Lifetimes, lifetimes_of
 from windtunnel.memory.snapshot_trace import tape_of_trace
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
-__all__ = ["read_snapshot", "write_snapshot"]
+__all__ = ["load_snapshot", "read_snapshot", "write_snapshot"]
 
 _STATES = {"active": "active_allocated", "pending_free": "active_pending_free", "inactive": "inactive"}
 _PROTOCOL = 4  # what torch itself writes
@@ -55,7 +55,7 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
     the tape in order of address, and the notes of the tape say so. A free counts when it completed, and a run
     of released segments is an `empty_cache`, because a trace does not tell who asked for the release.
     """
-    snapshot = _load(path)
+    snapshot = load_snapshot(path)
     try:
         traces = snapshot["device_traces"]
         if device is None:
@@ -171,7 +171,8 @@ class _TraceWriter:
 
     def _segment_entries(self, event: int, frames: list[dict[str, Any]]) -> None:
         """What the allocator asked of the device since the last call."""
-        happened: list[SegmentEvent] = self.allocator.segment_events
+        # Only models of torch's allocators keep a list of what they asked of the device.
+        happened: list[SegmentEvent] = getattr(self.allocator, "segment_events", [])
         for each in happened[self.n_segment_events :]:
             entry = self._entry(each.action, each.address, each.n_bytes, each.stream, event, frames)
             self.entries.append(entry)

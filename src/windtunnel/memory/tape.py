@@ -9,17 +9,20 @@ all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
 
 from windtunnel.events.model import Kind, Recording, Role
 
-__all__ = ["AllocationTape", "Player", "Request", "TapeKind", "make_tape", "play", "tape_of"]
+__all__ = ["AllocationTape", "Note", "Player", "Request", "TapeKind", "make_tape", "play", "tape_of"]
 
 Request = tuple[int, int, int, int, bool, int]  # kind, id, n_bytes, stream, persistent, event
+Note = Callable[[int, int, int], None]
 
 
 class TapeKind(IntEnum):
@@ -128,13 +131,23 @@ def make_tape(
     )
 
 
-def play(tape: AllocationTape, allocator: Player) -> None:
-    """Send every request of a tape to an allocator; out of memory is raised as the allocator raises it."""
+def play(tape: AllocationTape, allocator: Player, note: Note | None = None) -> None:
+    """Send every request of a tape to an allocator; out of memory is raised as the allocator raises it.
+
+    `note(kind, id, address)` is called after each request, with address 0 for all but allocations.
+    """
     alloc, free = allocator.alloc, allocator.free
-    columns = (tape.kind.tolist(), tape.id.tolist(), tape.n_bytes.tolist(), tape.stream.tolist())
-    for kind, id, n_bytes, stream in zip(*columns, strict=True):
+    # MindSpore's pool alone keeps weights apart, and alone asks to be told.
+    knows_persistent = "persistent" in signature(alloc).parameters
+    persistent = tape.persistent.tolist() if knows_persistent else [False] * len(tape)
+    columns = (tape.kind.tolist(), tape.id.tolist(), tape.n_bytes.tolist(), tape.stream.tolist(), persistent)
+    address = 0
+    for kind, id, n_bytes, stream, is_persistent in zip(*columns, strict=True):
         if kind == TapeKind.ALLOC:
-            alloc(id, n_bytes, stream)
+            if is_persistent:
+                address = alloc(id, n_bytes, stream, persistent=True)  # type: ignore[call-arg]
+            else:
+                address = alloc(id, n_bytes, stream)
         elif kind == TapeKind.FREE:
             free(id)
         elif kind == TapeKind.RECORD_STREAM:
@@ -143,3 +156,6 @@ def play(tape: AllocationTape, allocator: Player) -> None:
             allocator.stream_done(stream)
         else:
             allocator.empty_cache()
+        if note is not None:
+            note(kind, id, address)
+            address = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from windtunnel.errors import UsageError
 from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.peak import Failure, replay_limited
 from windtunnel.memory.tape import AllocationTape, play
@@ -74,25 +75,27 @@ def make_choice(spec: str) -> AllocatorChoice:
     return choice
 
 
-def default_choices(allocator: str, conf: str, is_limited: bool) -> tuple[AllocatorChoice, ...]:
-    """What to try for data recorded under `allocator` and `conf`; the recorded setting comes first."""
-    family = allocator.partition(":")[0]
-    first = AllocatorChoice(f"{allocator} {conf}".strip(), allocator, conf)
+def default_choices(
+    allocator: str, conf: str, torch: str | None, is_limited: bool
+) -> tuple[AllocatorChoice, ...]:
+    """What to try for data recorded under `allocator` and `conf`; the recorded setting comes first.
+
+    An unknown `torch` is taken as the newest.
+    """
+    family, version = allocator.partition(":")[0], torch or NEWEST_TORCH
+    first = AllocatorChoice(f"{allocator} {conf}".strip(), allocator, conf, version)
     others: list[AllocatorChoice] = []
     if family.startswith("cuda"):
-        label = f"{first.label} (torch <= 2.11)"
-        others.append(replace(first, label=label, torch=OLDER_TORCH, is_only_if_different=True))
-        others.append(AllocatorChoice("cuda", "cuda"))
-        others.append(AllocatorChoice("cuda-expandable", "cuda-expandable"))
-        others += (AllocatorChoice(conf, "cuda", conf) for conf in _CUDA_CONFS)
-        if is_limited:
-            others.append(AllocatorChoice(_GARBAGE, "cuda", f"{_GARBAGE},{_GARBAGE_NEEDS}"))
+        others += _older(first)
     else:
         others.append(AllocatorChoice(family, family))
-        if family == "npu":
-            others.append(AllocatorChoice(f"npu {EXPANDABLE}", "npu", EXPANDABLE))
-        others.append(AllocatorChoice("cuda", "cuda"))
-        others.append(AllocatorChoice("cuda-expandable", "cuda-expandable"))
+    if family == "npu":
+        others.append(AllocatorChoice(f"npu {EXPANDABLE}", "npu", EXPANDABLE))
+    others += (AllocatorChoice(name, name, "", version) for name in ("cuda", "cuda-expandable"))
+    if family.startswith("cuda"):
+        others += (AllocatorChoice(conf, "cuda", conf, version) for conf in _CUDA_CONFS)
+        if is_limited:
+            others.append(AllocatorChoice(_GARBAGE, "cuda", f"{_GARBAGE},{_GARBAGE_NEEDS}", version))
     return (first, *(c for c in others if not _is_same(c, first)))
 
 
@@ -124,6 +127,18 @@ def find_expandable(outcomes: Sequence[Outcome]) -> tuple[Outcome, Outcome] | No
     without = next((o for o in mine if not o.choice.is_expandable), None)
     having = next((o for o in mine if o.choice.is_expandable), None)
     return (without, having) if without is not None and having is not None else None
+
+
+def _older(first: AllocatorChoice) -> list[AllocatorChoice]:
+    """The same settings under an older torch, unless they did not exist there."""
+    older = replace(
+        first, label=f"{first.label} (torch <= 2.11)", torch=OLDER_TORCH, is_only_if_different=True
+    )
+    try:
+        older.make(None)
+    except UsageError:
+        return []
+    return [older]
 
 
 def _try(

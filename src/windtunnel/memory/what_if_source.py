@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.devices import known_devices
 from windtunnel.errors import CorruptFile, UsageError
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
@@ -43,6 +44,7 @@ class ReplaySource:
     tape: AllocationTape
     allocator: str  # as --allocator spells it
     conf: str  # the text of PYTORCH_CUDA_ALLOC_CONF it ran with
+    torch: str | None  # its version; only a recording knows
     device: str | None  # as --device spells it; only a recording knows
     notes: tuple[str, ...]
     describe: Callable[[int], str]  # an event of the tape -> where in the program that was
@@ -92,6 +94,7 @@ def _from_snapshot(path: Path) -> ReplaySource:
         tape,
         "cuda",
         conf,
+        None,
         None,
         (*tape.notes, *notes),
         lambda event: _trace_place(trace, event),
@@ -149,6 +152,7 @@ def _from_memory_block(path: Path) -> ReplaySource:
         "mindspore",
         "",
         None,
+        None,
         tape.notes,
         lambda event: f"line {event} of the file",
     )
@@ -189,14 +193,17 @@ def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
     recording = read_recording(path)
     tape = tape_of(recording, _busiest_device(recording))
     _refuse_empty(path, tape)
-    header = recording.header
+    header, devices = recording.header, known_devices()
+    device = header.get("device")
+    default = devices[device].allocator if device in devices else "cuda"
     return ReplaySource(
         path,
         "recording",
         tape,
-        header.get("allocator", "cuda"),
+        header.get("allocator", default),
         header.get("allocator_conf", ""),
-        header.get("device"),
+        ".".join(header["torch"].split(".")[:2]) if "torch" in header else None,
+        device if device in devices else None,
         (*notes, *tape.notes),
         lambda event: _moment(recording, event),
     )

@@ -1,0 +1,45 @@
+"""Run a script for real on the CPU and print every allocation torch's profiler saw.
+
+    python benchmarks/measure_cpu.py script.py OUT.json
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def measure(script: str) -> dict[str, list[list[int]]]:
+    """Signed sizes of all memory events in time order, cut at the end of each optimizer step."""
+    ends: list[int] = []
+    register_optimizer_step_post_hook(lambda *_: ends.append(time.time_ns()))
+    torch.set_num_threads(1)
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        sys.argv = [script]
+        runpy.run_path(script, run_name="__main__")
+    events = sorted(_allocations(profiler), key=lambda e: e[0])
+    steps: list[list[int]] = [[]]
+    for when, n_bytes in events:
+        while len(steps) <= len(ends) and when > ends[len(steps) - 1]:
+            steps.append([])
+        steps[-1].append(n_bytes)
+    return {"steps": steps}
+
+
+def _allocations(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
+    found = []
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            found.append((event.start_ns(), event.nbytes()))
+    return found
+
+
+if __name__ == "__main__":
+    result = measure(sys.argv[1])
+    with open(sys.argv[2], "w", encoding="utf-8") as out:
+        json.dump(result, out)

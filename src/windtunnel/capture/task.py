@@ -1,0 +1,50 @@
+"""What one simulated rank has to do: a value that crosses process and machine borders as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from windtunnel.devices import DeviceProfile
+
+__all__ = ["RankTask"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """Run this script as this rank on this device and write the recording here."""
+
+    script: str  # a path, or a module name when is_module
+    arguments: tuple[str, ...]
+    is_module: bool
+    device: DeviceProfile
+    allocator: str
+    allocator_conf: str
+    rank: int
+    world_size: int
+    nproc_per_node: int
+    is_launched: bool  # torchrun's variables are set for the script
+    level: int
+    max_steps: int | None
+    is_tracking_stacks: bool
+    folder: str
+
+    @property
+    def recording_path(self) -> Path:
+        return Path(self.folder) / "recording.arrows"
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.nproc_per_node
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankTask:
+        fields = json.loads(text)
+        fields["arguments"] = tuple(fields["arguments"])
+        device = fields["device"]
+        fields["device"] = DeviceProfile(**{**device, "capability": tuple(device["capability"])})
+        return cls(**fields)

@@ -1,0 +1,217 @@
+"""Follow the program: which module, which phase, which step, and what each long-lived storage is for.
+
+    Module.__call__ ──> module path        Tensor.backward ──> phase, module of each autograd node
+    Optimizer.step  ──> phase, step end    parameters, gradients, optimizer state ──> MARK rows
+
+Nothing here changes what autograd keeps alive: no hooks on tensors, no extra references. A backward operator is
+given to the module whose forward created its autograd node, found by the node's sequence number.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from windtunnel.capture import torch_kernels as kernels
+from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.torch_storage import sim_of
+from windtunnel.events.model import NO_NAME, Kind, Phase, Role
+
+__all__ = ["EnoughSteps", "install_program"]
+
+_sequence_nr = torch._C._autograd._get_sequence_nr
+_PATH, _STARTED, _LAST = "_windtunnel_path", "_windtunnel_started", "_windtunnel_last"
+
+
+class EnoughSteps(BaseException):
+    """Raised after the last wanted step; not an Exception, so that scripts' own handlers let it through."""
+
+
+def install_program(recorder: Recorder) -> None:
+    """Hook modules, backward and optimizers of this process."""
+    follower = _Follower(recorder)
+    follower.install_modules()
+    follower.install_backward()
+    follower.install_optimizers()
+    _install_build_times()
+
+
+class _Follower:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.local = threading.local()
+        self.spans: _Spans = _Spans()  # of the thread whose graph is running backward
+        kernels.module_of_node = self.module_of_node
+
+    # -- modules ----------------------------------------------------------------------------------------------
+
+    def install_modules(self) -> None:
+        original = torch.nn.Module.__call__
+        recorder = self.recorder
+        follower = self
+
+        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            before, phase_before = recorder.module, recorder.phase
+            spans = follower.own_spans()
+            if spans.depth == 0:
+                follower.enter_root(module)
+            path = module.__dict__.get(_PATH)
+            if path is None:
+                path = follower.name_stray(module, before)
+            # A module called while autograd runs is a recomputation: its operators are forward ones.
+            recorder.phase = int(Phase.FORWARD)
+            recorder.module = path
+            spans.enter(path)
+            recorder.rows.append((Kind.MODULE_ENTER, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ()))
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                recorder.rows.append((Kind.MODULE_EXIT, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ()))
+                spans.leave()
+                recorder.module = before
+                if phase_before != Phase.BUILD:
+                    recorder.phase = phase_before
+
+        torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+
+    def own_spans(self) -> _Spans:
+        spans = getattr(self.local, "spans", None)
+        if spans is None:
+            spans = self.local.spans = _Spans()
+        return spans
+
+    def enter_root(self, root: torch.nn.Module) -> None:
+        """A call from outside any module: name everything below it and see what its weights are."""
+        writer = self.recorder.writer
+        if _PATH not in root.__dict__ or root.__dict__.get("_windtunnel_n") != len(root._modules):
+            root.__dict__["_windtunnel_n"] = len(root._modules)
+            for name, module in root.named_modules():
+                module.__dict__[_PATH] = writer.name(name or type(root).__name__)
+                self.report_build_time(module)
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            self.mark(tensor, Role.WEIGHT, name)
+        writer.flush_if_due()
+
+    def name_stray(self, module: torch.nn.Module, parent: int) -> int:
+        """A module that is called but not registered in its parent."""
+        names = list(self.recorder.writer.names)
+        prefix = names[parent] + "." if parent >= 0 else ""
+        path = module.__dict__[_PATH] = self.recorder.writer.name(prefix + type(module).__name__)
+        return path
+
+    def mark(self, tensor: Any, role: Role, name: str = "") -> None:
+        sim = sim_of(tensor) if isinstance(tensor, torch.Tensor) else None
+        if sim is not None and sim.role != role and sim.device_index >= 0:
+            sim.role = int(role)
+            self.recorder.mark(sim.id, role, self.recorder.writer.name(name) if name else NO_NAME)
+
+    def report_build_time(self, module: torch.nn.Module) -> None:
+        started, last = module.__dict__.get(_STARTED), module.__dict__.get(_LAST)
+        if started is not None and last is not None:
+            del module.__dict__[_STARTED]
+            self.recorder.plain_row(Kind.BUILD, module.__dict__[_PATH], int((last - started) * 1e6))
+
+    # -- backward -------------------------------------------------------------------------------------------------
+
+    def install_backward(self) -> None:
+        original = torch.autograd._engine_run_backward
+        recorder = self.recorder
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            before = (recorder.phase, recorder.module, self.spans)
+            recorder.phase = int(Phase.BACKWARD)
+            self.spans = self.own_spans()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.phase, recorder.module, self.spans = before
+                if recorder.phase == Phase.BUILD:
+                    recorder.phase = int(Phase.FORWARD)
+                recorder.writer.flush_if_due()
+
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[assignment]
+        torch.autograd.graph._engine_run_backward = run_backward  # type: ignore[assignment]
+
+    def module_of_node(self, node: Any) -> int:
+        return self.spans.find(node._sequence_nr())
+
+    # -- optimizer --------------------------------------------------------------------------------------------------
+
+    def install_optimizers(self) -> None:
+        register_optimizer_step_pre_hook(self.before_step)
+        register_optimizer_step_post_hook(self.after_step)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.phase_before = self.recorder.phase
+        self.recorder.phase = int(Phase.OPTIMIZER)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.mark(parameter, Role.WEIGHT)
+                if parameter.grad is not None:
+                    self.mark(parameter.grad, Role.GRADIENT)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                for value in state.values():
+                    self.mark(value, Role.OPTIMIZER)
+        before = getattr(self, "phase_before", Phase.FORWARD)
+        self.recorder.phase = int(Phase.FORWARD if before == Phase.BUILD else before)
+        self.recorder.end_step()
+
+
+class _Spans:
+    """Which module was running at each autograd sequence number, for one thread."""
+
+    _KEEP = 200_000
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.paths: list[int] = []
+        self.stack: list[int] = []
+
+    @property
+    def depth(self) -> int:
+        return len(self.stack)
+
+    def enter(self, path: int) -> None:
+        self.stack.append(path)
+        self._note(path)
+
+    def leave(self) -> None:
+        self.stack.pop()
+        self._note(self.stack[-1] if self.stack else NO_NAME)
+
+    def find(self, sequence_nr: int) -> int:
+        if sequence_nr >= 1 << 62:
+            return NO_NAME  # AccumulateGrad has no number: it belongs to the parameter, not to a module's forward
+        i = bisect.bisect_right(self.starts, sequence_nr) - 1
+        return self.paths[i] if i >= 0 else NO_NAME
+
+    def _note(self, path: int) -> None:
+        self.starts.append(_sequence_nr())
+        self.paths.append(path)
+        if len(self.starts) > self._KEEP:
+            del self.starts[: self._KEEP // 2], self.paths[: self._KEEP // 2]
+
+
+def _install_build_times() -> None:
+    """A module's construction lasts from its `super().__init__()` to the last thing registered in it."""
+    init, set_attribute = torch.nn.Module.__init__, torch.nn.Module.__setattr__
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.__dict__[_STARTED] = time.perf_counter()
+        init(self, *args, **kwargs)
+
+    def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
+        set_attribute(self, name, value)
+        if isinstance(value, (torch.nn.Module, torch.Tensor)):
+            self.__dict__[_LAST] = time.perf_counter()
+
+    torch.nn.Module.__init__ = __init__  # type: ignore[method-assign]
+    torch.nn.Module.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]

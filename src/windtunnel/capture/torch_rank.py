@@ -1,0 +1,189 @@
+"""Run the user's own script as one rank of the simulated machine, in this process.
+
+    RankTask ──> simulated torch ──> the script ──> recording.arrows (+ footer: how it ended)
+
+Everything that replaces a part of torch is installed here, once, before the script's first import.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windtunnel.capture import (
+    torch_attention,
+    torch_autocast,
+    torch_checkpoint,
+    torch_compile,
+    torch_composites,
+    torch_cuda,
+    torch_distributed,
+    torch_frontend,
+    torch_kernels,
+    torch_operators,
+    torch_program,
+    torch_storage,
+)
+from windtunnel.capture.explain import explain
+from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.task import RankTask
+from windtunnel.events.file import RecordingWriter
+
+__all__ = ["run_rank"]
+
+CountersFactory = Callable[[RecordingWriter, Path], torch_cuda.MemoryCounters]
+
+
+def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[], Any] | None = None,
+             on_step: Callable[[int], None] | None = None) -> dict[str, Any]:  # fmt: skip
+    """Run the task to its end, whatever that is; the recording is closed and readable afterwards."""
+    _set_environment(task)
+    header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "rank": task.rank,
+              "world_size": task.world_size, "device": task.device.id, "level": task.level}  # fmt: skip
+    writer = RecordingWriter(task.recording_path, header)
+    recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
+    recorder.on_step = _step_counter(task.max_steps, on_step)
+    install(task, recorder, make_counters(writer, task.recording_path))
+    outcome = _run(program or _script_of(task), recorder)
+    outcome |= {
+        "steps": recorder.n_steps,
+        "unknown_values": [
+            {"where": u.where, "what": u.what, "value": _plain(u.value), "count": u.count}
+            for u in recorder.unknown_values.values()
+        ],
+        "notices": list(recorder.notices),
+        "n_ops": recorder.n_ops,
+    }
+    writer.close(outcome)
+    return outcome
+
+
+def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCounters) -> None:
+    """Replace every device interface of torch in this process."""
+    device = task.device
+    n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
+    torch_storage.install_backend(recorder, device.kind, n_devices)
+    torch_operators.install_operators()
+    torch_composites.install_composites(device.kind)
+    torch_kernels.install_kernels()
+    torch_frontend.install_frontend()
+    torch_attention.install_attention(_attention_of(device))
+    torch_autocast.install_autocast()
+    torch_cuda.install_device_module(device, n_devices, counters)
+    torch_checkpoint.install_checkpoints()
+    torch_compile.install_compile(recorder)
+    torch_distributed.install_distributed(recorder, task.rank, task.world_size)
+    torch_program.install_program(recorder)
+
+
+def _attention_of(device: Any) -> Callable[[torch_attention.Attention], str]:
+    if device.kind == "cpu":
+        return torch_attention.choose_cpu
+    if device.kind == "npu":
+        return torch_attention.choose_npu
+    return torch_attention.choose_cuda(device.capability)
+
+
+def _set_environment(task: RankTask) -> None:
+    os.environ["WINDTUNNEL_DRY_RUN"] = "1"
+    # Below level 3 nothing computes on the device: one thread leaves the machine to other ranks.
+    if not task.is_launched:
+        return
+    os.environ.update(
+        RANK=str(task.rank),
+        WORLD_SIZE=str(task.world_size),
+        LOCAL_RANK=str(task.local_rank),
+        LOCAL_WORLD_SIZE=str(task.nproc_per_node),
+        GROUP_RANK=str(task.rank // task.nproc_per_node),
+        NODE_RANK=str(task.rank // task.nproc_per_node),
+        GROUP_WORLD_SIZE=str(max(task.world_size // task.nproc_per_node, 1)),
+        ROLE_RANK=str(task.rank),
+        ROLE_WORLD_SIZE=str(task.world_size),
+        RANK_ID=str(task.rank),
+        RANK_SIZE=str(task.world_size),
+        MASTER_ADDR=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        MASTER_PORT=os.environ.get("MASTER_PORT", "29500"),
+        TORCHELASTIC_RUN_ID="windtunnel",
+    )
+
+
+def _script_of(task: RankTask) -> Callable[[], Any]:
+    def run_module() -> Any:
+        sys.path.insert(0, os.getcwd())
+        return runpy.run_module(task.script, run_name="__main__", alter_sys=True)
+
+    def run_path() -> Any:
+        sys.path.insert(0, str(Path(task.script).resolve().parent))
+        return runpy.run_path(task.script, run_name="__main__")
+
+    sys.argv[:] = [task.script, *task.arguments]
+    return run_module if task.is_module else run_path
+
+
+def _step_counter(max_steps: int | None, on_step: Callable[[int], None] | None) -> Callable[[int], None]:
+    def count(n_steps: int) -> None:
+        if on_step is not None:
+            on_step(n_steps)
+        if max_steps is not None and n_steps >= max_steps:
+            raise torch_program.EnoughSteps
+
+    return count
+
+
+def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
+    """Run the program; say how it ended: ok, failed or interrupted."""
+    warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
+    try:
+        program()
+    except torch_program.EnoughSteps:
+        return {"status": "ok", "error": None}
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+        if code == 0:
+            return {"status": "ok", "error": None}
+        text = f"the script ended itself with exit code {code}"
+        return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
+    except KeyboardInterrupt:
+        return {"status": "interrupted", "error": "interrupted: what ran before is reported"}
+    except BaseException as error:
+        _show_traceback(error)
+        return {"status": "failed", "error": explain(error), "where": _last_user_line(error, recorder)}
+    return {"status": "ok", "error": None}
+
+
+def _show_traceback(error: BaseException) -> None:
+    """The user's own traceback: without the frames that only exist in a dry run."""
+    text = traceback.TracebackException.from_exception(error)
+    seen: Any = text
+    while seen is not None:
+        kept = [f for f in seen.stack if not _is_ours(f.filename)]
+        seen.stack = traceback.StackSummary.from_list(kept or list(seen.stack))
+        seen = seen.__cause__ or seen.__context__
+    name = torch_storage.SIM.type
+    for line in text.format():
+        sys.stderr.write(line.replace(f"{name}:0", str(torch_storage.world.default_device)))
+    sys.stderr.flush()
+
+
+def _is_ours(filename: str) -> bool:
+    text = filename.replace("\\", "/")
+    return "/windtunnel/capture/" in text or "<frozen runpy>" in text or text.endswith("/runpy.py") or "windtunnel/commands" in text
+
+
+def _last_user_line(error: BaseException, recorder: Recorder) -> str:
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not recorder._is_framework(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)
