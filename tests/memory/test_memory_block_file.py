@@ -15,8 +15,9 @@ from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
 from windtunnel.events.model import Alloc, Free, Op, Signature
+from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.memory_block_file import COLUMNS, read_memory_block, write_memory_block
-from windtunnel.memory.tape import TapeKind, tape_of
+from windtunnel.memory.tape import TapeKind, play, tape_of
 
 REAL = Path("/work/shared/data/mindspore")
 HEADER_2_10 = (
@@ -51,7 +52,7 @@ def test_each_allocation_has_a_row_with_its_operator_its_readers_and_its_line(tm
     rows = _written(tmp_path, record_training(tmp_path / "r.arrows"))
     assert len(rows) == 14
     weight, first = rows[0], rows[3]
-    assert (weight["type"], weight["is_persistent"]) == ("Weight", "1")
+    assert (weight["type"], weight["is_persistent"]) == ("Weight", "0")  # a weight only later
     assert weight["end_time_stamp"] == str(2**63 - 1)
     assert (first["node_name"], first["task_name"]) == ("aten.linear", "layers.0")
     assert first["python_stack"] == (
@@ -177,3 +178,13 @@ def test_a_file_of_mindspore_itself_is_read():
         total += live[id] if kind == TapeKind.ALLOC else -live.pop(id)
         peak = max(peak, total)
     assert peak == tape.recorded_peak_bytes == 58_084_981_248
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="needs the shared MindSpore traces")
+@pytest.mark.parametrize("name", ["qwen25_7b_stage0", "graph_mode"])
+def test_mindspores_own_file_replays_to_its_own_peaks(name):
+    tape = read_memory_block(REAL / f"{name}_memory_block.csv.gz")
+    allocator = Allocator.named("mindspore")
+    play(tape, allocator)
+    assert allocator.peak_allocated_bytes == tape.recorded_peak_bytes
+    assert allocator.peak_reserved_bytes == tape.recorded_peak_reserved_bytes

@@ -75,3 +75,17 @@ def test_a_storage_used_on_a_side_stream_is_finished_right_after_its_free(tmp_pa
 
 def test_the_free_of_something_allocated_before_the_recording_is_ignored(tmp_path):
     assert len(_tape(tmp_path, [Free(9), Alloc(1, 100)])) == 1
+
+
+class PersistentListener(Listener):
+    def alloc(self, id, n_bytes, stream=0, *, persistent=False):
+        self.heard.append((id, persistent))
+        return 4096 + id
+
+
+def test_weights_are_announced_to_an_allocator_that_keeps_them_apart(tmp_path):
+    tape = _tape(tmp_path, [Alloc(1, 100, role=Role.WEIGHT), Alloc(2, 100)])
+    listener, notes = PersistentListener(), []
+    play(tape, listener, lambda *note: notes.append(note))
+    assert listener.heard == [(0, True), (1, False)]
+    assert notes == [(TapeKind.ALLOC, 0, 4096), (TapeKind.ALLOC, 1, 4097)]

@@ -26,7 +26,7 @@ def test_a_picture_is_drawn_as_png_and_svg(tmp_path, rank):
 
 def test_an_unknown_format_is_refused(tmp_path):
     pytest.importorskip("matplotlib")
-    with pytest.raises(UsageError, match="png or .svg"):
+    with pytest.raises(UsageError, match=r"\.png or \.svg"):
         draw_picture(tmp_path / "memory.xyz", FITTING, A100)
 
 

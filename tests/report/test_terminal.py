@@ -31,7 +31,8 @@ def test_the_facts_come_first_as_plain_lines_even_on_a_narrow_terminal():
 def test_every_part_of_the_report_is_there():
     text = _shown(run_of(FITTING))
     for part in (
-        "Peak of rank 0: 60.00 GiB live, 66.00 GiB with fragments, at step 2, backward, layers.13.mlp, aten.mm",
+        "Peak of rank 0: 60.00 GiB live, 66.00 GiB with fragments",
+        "at step 2, backward, layers.13.mlp, aten.mm",
         "optimizer     28.00 GiB   46.7%",
         "layers.0-3.mlp      28.00 GiB   46.7%   activations 16.00 GiB, weights 12.00 GiB",
         "aten.mm layers.0-3.mlp   16.00 GiB       4   [4096, 8] bfloat16   activations   m.py:7",

@@ -56,6 +56,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
     tape = tape_of(recording, device)
     placed = _Placer(allocator)
     play(tape, allocator, placed)
+    persistent = set(tape.id[tape.persistent].tolist())
     ticks = _ticks(recording)
     pool = _MINDSPORE_POOL if allocator.name == "mindspore" else _OWN_POOL + allocator.name
     lives = lifetimes_of(recording)
@@ -75,7 +76,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
                 _plain(short_op(recording.signatures[signature].name) if signature >= 0 else ""), "",
                 "{" + "-".join(map(str, users)) + "}" if users else "", users[-1] if users else "",
                 "".join(f"File:{_plain(f.file)};Line:{f.line};Function:{_plain(f.function)}|" for f in stack),
-                int(role == Role.WEIGHT), 0,
+                int(row in persistent), 0,
             )  # fmt: skip
             file.write(",".join(map(str, values)) + ",\n")
 

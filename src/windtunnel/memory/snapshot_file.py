@@ -20,7 +20,7 @@ from windtunnel.memory.allocator_records import Segment, SegmentEvent
 from windtunnel.memory.attribution import ROLE_NAMES, short_op
 from windtunnel.memory.lifetime import Lifetimes, lifetimes_of
 from windtunnel.memory.snapshot_trace import tape_of_trace
-from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
+from windtunnel.memory.tape import AllocationTape, TapeKind, play, tape_of
 
 __all__ = ["load_snapshot", "read_snapshot", "write_snapshot"]
 
@@ -34,8 +34,9 @@ def write_snapshot(path: Path, recording: Recording, allocator: Allocator, devic
     A recording has no clock: `time_us` counts its events. The innermost frame of each entry is ours and names
     the operator and its module path.
     """
-    writer = _TraceWriter(recording, allocator)
-    writer.follow(tape_of(recording, device))
+    tape = tape_of(recording, device)
+    writer = _TraceWriter(recording, allocator, tape)
+    play(tape, allocator, writer)
     traces: list[list[Any]] = [[] for _ in range(device + 1)]
     traces[device] = writer.entries
     snapshot = {
@@ -72,7 +73,8 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks to run {module}.{name}, which a memory snapshot never needs")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """Unpickle a snapshot without running anything in it."""
     try:
         with open(path, "rb") as file:
             snapshot = _PlainUnpickler(file).load()
@@ -88,10 +90,13 @@ def _load(path: Path) -> dict[str, Any]:
     return snapshot
 
 
-class _TraceWriter:
-    """Follows a tape and writes down what torch's allocator would have."""
+_load = load_snapshot  # still imported by this name in what_if_source
 
-    def __init__(self, recording: Recording, allocator: Allocator) -> None:
+
+class _TraceWriter:
+    """Writes down the trace torch's allocator would have kept."""
+
+    def __init__(self, recording: Recording, allocator: Allocator, tape: AllocationTape) -> None:
         self.recording = recording
         self.allocator = allocator
         self.entries: list[dict[str, Any]] = []
@@ -103,23 +108,26 @@ class _TraceWriter:
         self.used_on_side_streams: set[int] = set()
         self.stacks: dict[int, list[dict[str, Any]]] = {}
         self.n_segment_events = 0
+        self.requests = zip(tape.n_bytes.tolist(), tape.stream.tolist(), tape.event.tolist(), strict=True)
 
-    def follow(self, tape: AllocationTape) -> None:
-        columns = (c.tolist() for c in (tape.kind, tape.id, tape.n_bytes, tape.stream, tape.event))
-        for kind, id, n_bytes, stream, event in zip(*columns, strict=True):
-            if kind == TapeKind.ALLOC:
-                self._alloc(id, n_bytes, stream, event)
-            elif kind == TapeKind.FREE:
-                self._free(id, event)
-            elif kind == TapeKind.RECORD_STREAM:
-                self.allocator.record_stream(id, stream)
-                self.used_on_side_streams.add(id)
-            elif kind == TapeKind.STREAM_DONE:
-                self.allocator.stream_done(stream)
-            else:
-                self._complete_deferred(event)
-                self.allocator.empty_cache()
-                self._segment_entries(event, [])
+    def __call__(self, kind: int, id: int, address: int) -> None:
+        """Note one request, right after the allocator served it."""
+        n_bytes, stream, event = next(self.requests)
+        if kind == TapeKind.ALLOC:
+            self._complete_deferred(
+                event
+            )  # torch looks for finished streams at the start of every allocation
+            frames = self._frames(id)
+            self._segment_entries(event, frames)
+            self.placed[id] = self._entry("alloc", address, n_bytes, stream, event, frames, self._label(id))
+            self.entries.append(self.placed[id])
+        elif kind == TapeKind.FREE:
+            self._free(id, event)
+        elif kind == TapeKind.RECORD_STREAM:
+            self.used_on_side_streams.add(id)
+        elif kind == TapeKind.EMPTY_CACHE:
+            self._complete_deferred(event)
+            self._segment_entries(event, [])
 
     def segment_entry(self, segment: Segment, device: int) -> dict[str, Any]:
         blocks = [
@@ -147,16 +155,7 @@ class _TraceWriter:
             "blocks": blocks,
         }
 
-    def _alloc(self, id: int, n_bytes: int, stream: int, event: int) -> None:
-        self._complete_deferred(event)  # torch looks for finished streams at the start of every allocation
-        address = self.allocator.alloc(id, n_bytes, stream)
-        frames = self._frames(id)
-        self._segment_entries(event, frames)
-        self.placed[id] = self._entry("alloc", address, n_bytes, stream, event, frames, self._label(id))
-        self.entries.append(self.placed[id])
-
     def _free(self, id: int, event: int) -> None:
-        self.allocator.free(id)
         requested = {**self.placed.pop(id), "action": "free_requested", "time_us": event, "frames": []}
         self.entries.append(requested)
         completed = {**requested, "action": "free_completed"}

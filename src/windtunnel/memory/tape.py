@@ -70,6 +70,9 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     allocated again under the same storage number. Allocations of zero bytes never reach an allocator and are
     left out.
 
+    What was known to be a weight when it was allocated is persistent. A weight that was an ordinary tensor at
+    first, as most are in PyTorch and in MindSpore's PyNative mode, is not.
+
     Nothing in a recording says when the device catches up with a side stream, so a storage freed while in use
     there (`record_stream`) counts as finished at once: its memory is back before the next allocation.
     """
