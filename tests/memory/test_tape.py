@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, EmptyCache, Free, Mark, RecordStream, Role, Sync
 from windtunnel.memory.tape import TapeKind, play, tape_of
@@ -89,3 +92,58 @@ def test_weights_are_announced_to_an_allocator_that_keeps_them_apart(tmp_path):
     play(tape, listener, lambda *note: notes.append(note))
     assert listener.heard == [(0, True), (1, False)]
     assert notes == [(TapeKind.ALLOC, 0, 4096), (TapeKind.ALLOC, 1, 4097)]
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 2), st.integers(0, 1)), max_size=40
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_a_tape_agrees_with_a_slow_reading(tmp_path_factory, script):
+    events = []
+    for storage, what, number, device in script:
+        events.append(
+            [
+                Alloc(storage, number * 100, device=device, stream=number),
+                Free(storage),
+                RecordStream(storage, number),
+                Sync(number - 1, device),
+                EmptyCache(device),
+            ][what]
+        )
+    wanted, live, used = [], {}, {}
+    sides = sorted(
+        {e.stream for i, e in enumerate(events) if isinstance(e, RecordStream) and _is_live(events, i)}
+    )
+    for row, event in enumerate(events):
+        match event:
+            case Alloc():
+                live[event.storage] = (row, event.device == 0 and event.n_bytes > 0)
+                if live[event.storage][1]:
+                    wanted.append((TapeKind.ALLOC, row, event.n_bytes, event.stream))
+            case Free():
+                id, is_ours = live.pop(event.storage, (-1, False))
+                if is_ours:
+                    wanted.append((TapeKind.FREE, id, 0, 0))
+                    wanted += [(TapeKind.STREAM_DONE, -1, 0, s) for s in sorted(used.pop(id, ()))]
+            case RecordStream():
+                id, is_ours = live.get(event.storage, (-1, False))
+                if is_ours:
+                    used.setdefault(id, set()).add(event.stream)
+                    wanted.append((TapeKind.RECORD_STREAM, id, 0, event.stream))
+            case Sync() if event.device == 0:
+                done = sides if event.stream < 0 else [event.stream]
+                wanted += [(TapeKind.STREAM_DONE, -1, 0, s) for s in done]
+            case EmptyCache() if event.device == 0:
+                wanted.append((TapeKind.EMPTY_CACHE, -1, 0, 0))
+    assert _rows(_tape(tmp_path_factory.mktemp("t"), events)) == wanted
+
+
+def _is_live(events, row):
+    """Whether the storage used in this row is alive on device 0."""
+    for event in reversed(events[:row]):
+        if isinstance(event, (Alloc, Free)) and event.storage == events[row].storage:
+            return isinstance(event, Alloc) and event.device == 0 and event.n_bytes > 0
+    return False

@@ -45,6 +45,15 @@ class Player(Protocol):
     def empty_cache(self) -> None: ...
 
 
+_TAPE_KIND = np.zeros(256, np.uint8)
+_TAPE_KIND[[Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.EMPTY_CACHE]] = [
+    TapeKind.ALLOC,
+    TapeKind.FREE,
+    TapeKind.RECORD_STREAM,
+    TapeKind.EMPTY_CACHE,
+]
+
+
 @dataclass(frozen=True)
 class AllocationTape:
     """Requests as parallel columns. Ids are unique for each allocation, never reused."""
@@ -77,40 +86,67 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     there (`record_stream`) counts as finished at once: its memory is back before the next allocation.
     """
     columns = recording.columns
-    interesting = np.isin(
-        columns["kind"], [Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.SYNC, Kind.EMPTY_CACHE]
+    kind, stream = columns["kind"], columns["stream"]
+    rows, ids = _named(columns, device)
+    here = columns["device"] == device
+    emptied = np.flatnonzero(here & (kind == Kind.EMPTY_CACHE))
+    done = _finished(rows, ids, columns, np.flatnonzero(here & (kind == Kind.SYNC)))
+    event = np.concatenate([rows, emptied, done[0]])
+    tape_kind = _TAPE_KIND[kind[event]]
+    tape_kind[len(event) - len(done[0]) :] = TapeKind.STREAM_DONE
+    tape_id = np.concatenate([ids, np.full(len(emptied) + len(done[0]), -1)])
+    tape_stream = np.concatenate([stream[rows], np.zeros(len(emptied), np.int32), done[1]])
+    is_alloc = tape_kind == TapeKind.ALLOC
+    order = np.lexsort(
+        (tape_kind == TapeKind.STREAM_DONE, event)
+    )  # a stream is done after the free it let through
+    return AllocationTape(
+        tape_kind[order],
+        tape_id[order],
+        np.where(is_alloc, columns["value"][event], 0)[order],
+        tape_stream[order].astype(np.int32),
+        (is_alloc & (columns["role"][event] == Role.WEIGHT))[order],
+        event[order],
+        () if recording.is_complete else ("the program was killed: the recording ends at its last flush",),
     )
-    rows = np.flatnonzero(interesting)
-    streams = np.unique(columns["stream"][columns["kind"] == Kind.RECORD_STREAM]).tolist()
-    parts = (
-        columns[name][rows].tolist() for name in ("kind", "subject", "value", "stream", "device", "role")
-    )
-    requests: list[Request] = []
-    live: dict[int, int] = {}  # storage -> the row that allocated it, on this device only
-    used_on: dict[int, set[int]] = {}  # row that allocated -> side streams
-    for row, kind, subject, value, stream, where, role in zip(rows.tolist(), *parts, strict=True):
-        if kind == Kind.ALLOC:
-            if where == device and value > 0:
-                live[subject] = row
-                requests.append((TapeKind.ALLOC, row, value, stream, role == Role.WEIGHT, row))
-        elif kind == Kind.FREE:
-            id = live.pop(subject, -1)  # the row of a FREE does not always know its device; its ALLOC does
-            if id >= 0:
-                requests.append((TapeKind.FREE, id, 0, stream, False, row))
-                for side in sorted(used_on.pop(id, ())):
-                    requests.append((TapeKind.STREAM_DONE, -1, 0, side, False, row))
-        elif kind == Kind.RECORD_STREAM:
-            id = live.get(subject, -1)
-            if id >= 0:
-                used_on.setdefault(id, set()).add(stream)
-                requests.append((TapeKind.RECORD_STREAM, id, 0, stream, False, row))
-        elif where == device and kind == Kind.SYNC:
-            for done in streams if stream < 0 else [stream]:
-                requests.append((TapeKind.STREAM_DONE, -1, 0, done, False, row))
-        elif where == device:
-            requests.append((TapeKind.EMPTY_CACHE, -1, 0, 0, False, row))
-    notes = () if recording.is_complete else ("the program was killed: the recording ends at its last flush",)
-    return make_tape(requests, notes)
+
+
+def _named(columns: dict[str, np.ndarray], device: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that allocate, free or use a storage of this device, and for each the row that allocated it."""
+    kind = columns["kind"]
+    rows = np.flatnonzero((kind == Kind.ALLOC) | (kind == Kind.FREE) | (kind == Kind.RECORD_STREAM))
+    rows = rows[np.lexsort((rows, columns["subject"][rows]))]
+    owner, position = columns["subject"][rows], np.arange(len(rows))
+    is_alloc, is_free = kind[rows] == Kind.ALLOC, kind[rows] == Kind.FREE
+    born = np.maximum.accumulate(np.where(is_alloc, position, -1)) if len(rows) else position
+    freed_before = np.full(len(rows), -1)
+    freed_before[1:] = np.maximum.accumulate(np.where(is_free, position, -1))[:-1]
+    birth = rows[np.maximum(born, 0)]
+    is_live = (born >= 0) & (owner[np.maximum(born, 0)] == owner) & (is_alloc | (freed_before < born))
+    # The row of a FREE does not always know its device; the row that allocated does.
+    is_ours = is_live & (columns["device"][birth] == device) & (columns["value"][birth] > 0)
+    order = np.argsort(rows[is_ours])
+    return rows[is_ours][order], birth[is_ours][order]
+
+
+def _finished(
+    rows: np.ndarray, ids: np.ndarray, columns: dict[str, np.ndarray], syncs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows after which a side stream is done, and which: its syncs, and the frees of storages it used."""
+    kind, stream = columns["kind"][rows], columns["stream"]
+    side = np.unique(stream[rows[kind == Kind.RECORD_STREAM]]).tolist()
+    found = [(row, s) for row in syncs.tolist() for s in (side if stream[row] < 0 else [int(stream[row])])]
+    uses: dict[int, set[int]] = {}
+    for id, row in zip(
+        ids[kind == Kind.RECORD_STREAM].tolist(), rows[kind == Kind.RECORD_STREAM].tolist(), strict=True
+    ):
+        uses.setdefault(id, set()).add(int(stream[row]))
+    if uses:
+        is_free = (kind == Kind.FREE) & np.isin(ids, list(uses))
+        for id, row in zip(ids[is_free].tolist(), rows[is_free].tolist(), strict=True):
+            found += [(row, s) for s in sorted(uses[id])]
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def make_tape(
