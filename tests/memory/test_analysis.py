@@ -11,6 +11,7 @@ from tests.memory.rounding_allocator import LateAllocator, RoundingAllocator
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free, Phase, RecordStream, Role
+from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.analysis import Moment, analyse_memory, thin_timeline
 from windtunnel.memory.attribution import RoleBytes
 
@@ -117,3 +118,28 @@ def test_a_long_recording_is_analysed_quickly_and_drawn_with_few_points(tmp_path
     assert len(memory.timeline) <= 2000
     assert memory.timeline.allocated_bytes.max() == memory.peak_bytes == memory.at_peak.total()
     assert np.all(np.diff(memory.timeline.event) > 0)
+
+
+def test_an_allocator_that_survives_by_releasing_its_cache_fits_with_retries(tmp_path):
+    mib = 1 << 20
+    events = [Alloc(1, 30 * mib), Free(1), Alloc(2, 40 * mib)]  # the cached 30 MiB cannot serve 40
+    record_events(tmp_path / "r.arrows", events)
+    memory = analyse_memory(
+        read_recording(tmp_path / "r.arrows"),
+        lambda device_bytes: Allocator.named("cuda", device_bytes=device_bytes),
+        usable_bytes=50 * mib,
+    )
+    assert memory.peak_with_fragments_bytes == 70 * mib
+    assert (memory.fits, memory.n_retries, memory.out_of_memory) == (True, 1, None)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda-expandable", "npu", "mindspore", "cpu"])
+def test_roles_add_up_to_the_peak_of_every_allocator(tmp_path, name):
+    if name not in Allocator.names():
+        pytest.skip(f"there is no allocator {name} yet")
+    memory = analyse_memory(
+        record_training(tmp_path / "r.arrows"), lambda limit: Allocator.named(name, device_bytes=limit)
+    )
+    assert memory.at_peak.total() == memory.peak_bytes >= 88 * KIB
+    assert memory.at_peak.temporary == 0
+    assert sum(share.n_bytes for share in memory.by_module) == memory.peak_bytes

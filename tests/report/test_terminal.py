@@ -51,6 +51,9 @@ def test_where_it_first_fails_is_said():
 def test_a_stream_without_unicode_gets_ascii():
     text = _shown(run_of(LARGE), encoding="ascii")
     assert "######" in text
+    odd = replace(FITTING, at_peak_by_module=(ModuleShare("layer.größe", "weights", 60 * GIB),))
+    assert "layer.gr??e" in _shown(run_of(odd), encoding="ascii")
+    assert _shown(run_of(LARGE), encoding="ascii", width=40)
     assert pencils_for(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) is UNICODE
     assert pencils_for(io.TextIOWrapper(io.BytesIO(), encoding="latin-1")) is ASCII
 

@@ -35,8 +35,13 @@ _SMALLEST_SHARE = 0.01  # of the peak: what is smaller is added up in a last row
 
 def show_run(console: Console, result: RunResult) -> None:
     """Write everything about a run to a console."""
-    # Not cropped to the width of the terminal: a fact cut short is no fact.
-    console.print(render_run(result, pencils_for(console.file)), crop=False)
+    pencils = pencils_for(console.file)
+    with console.capture() as captured:
+        # Not cropped to the width of the terminal: a fact cut short is no fact.
+        console.print(render_run(result, pencils), crop=False)
+    # A module or a file may be named in letters this stream does not have.
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    console.file.write(captured.get().encode(encoding, "replace").decode(encoding))
 
 
 def pencils_for(stream: IO[str]) -> Pencils:
@@ -200,7 +205,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
         is_number = column in ("bytes", "share", "count", "times", "time")
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     return table
 
 
