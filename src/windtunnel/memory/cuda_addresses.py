@@ -34,6 +34,10 @@ class AddressSpace:
         self.top = start + n_bytes
         return start
 
+    def skip_past(self, end: int) -> None:
+        """Leave the addresses below `end` to segments that came from elsewhere."""
+        self.top = max(self.top, end)
+
     def give_back(self, address: int, n_bytes: int) -> None:
         start, end = address, address + n_bytes
         touching = [hole for hole in self.holes if hole[1] == start or hole[0] == end]

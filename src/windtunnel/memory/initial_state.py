@@ -32,9 +32,12 @@ def restore_segments(allocator: CudaAllocator, segments: Iterable[Segment]) -> N
             span = allocator.new_segment(segment.address, segment.n_bytes)
             _restore_blocks(allocator, free_list, segment, span, None)
             allocator.count_segment(1, segment.n_bytes)
+            allocator.addresses.skip_past(segment.address + segment.n_bytes)
         allocator.reserved_bytes += segment.n_bytes
     for free_list, block in last_block.items():
-        _restore_unmapped(allocator, free_list, block, block.segment.address + block.segment.n_bytes)
+        end = block.segment.address + block.segment.n_bytes
+        _restore_unmapped(allocator, free_list, block, end)
+        allocator.expandable_addresses.skip_past(end)
     _restart_peaks(allocator)
 
 
