@@ -55,6 +55,11 @@ def test_a_mark_outlives_a_resize_but_does_not_reach_back(tmp_path):
     assert found.name.tolist() == [-1, 0, 0]
 
 
+def test_a_mark_without_a_name_keeps_the_name_given_before(tmp_path):
+    found = _lifetimes(tmp_path, [Alloc(1, 10), Mark(1, Role.WEIGHT, 3), Mark(1, Role.OPTIMIZER)])
+    assert (found.role.tolist(), found.name.tolist()) == ([Role.OPTIMIZER], [3])
+
+
 def test_forward_storages_that_meet_a_backward_are_activations(tmp_path):
     events = [Alloc(1, 10), Alloc(2, 10), Free(2), Alloc(3, 10, phase=BACKWARD), Free(1), Free(3)]
     assert _roles(tmp_path, events) == {1: Role.ACTIVATION, 2: Role.TEMPORARY, 3: Role.TEMPORARY}

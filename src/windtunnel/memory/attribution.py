@@ -15,8 +15,8 @@ from windtunnel.events.model import Recording, Role
 from windtunnel.memory.lifetime import Lifetimes
 
 __all__ = [
-    "ROLES", "ROLE_NAMES", "LiveTensors", "ModuleShare", "RoleBytes", "fold_layers", "largest_tensors",
-    "module_shares", "role_bytes", "short_op", "to_depth", "user_line",
+    "ROLES", "ROLE_NAMES", "LiveTensors", "ModuleShare", "RoleBytes", "fold_layers", "fold_paths",
+    "largest_tensors", "module_shares", "role_bytes", "short_op", "to_depth", "user_line",
 ]  # fmt: skip
 
 # name, op, module, role, shape, dtype, where: what makes two tensors alike
@@ -107,7 +107,7 @@ def to_depth(shares: Iterable[ModuleShare], depth: int) -> tuple[ModuleShare, ..
 def fold_layers(shares: Iterable[ModuleShare]) -> tuple[ModuleShare, ...]:
     """Add up siblings that differ only by index: `layers.0.mlp` … `layers.27.mlp` -> `layers.0-27.mlp`."""
     shares = list(shares)
-    folded = _fold_paths({share.module for share in shares})
+    folded = fold_paths({share.module for share in shares})
     totals: defaultdict[tuple[str, str], int] = defaultdict(int)
     for share in shares:
         totals[folded[share.module], share.role] += share.n_bytes
@@ -120,8 +120,8 @@ def largest_tensors(
     """The largest groups of alike tensors among the alive ones."""
     members: defaultdict[_Description, list[int]] = defaultdict(list)
     described = [_describe(recording, lives, int(i)) for i in alive]
-    modules = _fold_paths({d[2] for d in described})
-    names = _fold_paths({d[0] for d in described})
+    modules = fold_paths({d[2] for d in described})
+    names = fold_paths({d[0] for d in described})
     for (name, op, module, *rest), n_bytes in zip(described, held.tolist(), strict=True):
         members[(names[name], op, modules[module], *rest)].append(n_bytes)  # type: ignore[index]
     groups = [LiveTensors(*key, count=len(sizes), n_bytes=sum(sizes)) for key, sizes in members.items()]
@@ -182,7 +182,7 @@ def _shape(recording: Recording, lives: Lifetimes, i: int) -> tuple[tuple[int, .
     return spec.shape, spec.dtype
 
 
-def _fold_paths(paths: set[str]) -> dict[str, str]:
+def fold_paths(paths: set[str]) -> dict[str, str]:
     """Each path -> the same path with the numbers of all its siblings in place of its own."""
     alike: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
     for path in paths:

@@ -57,7 +57,7 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     birth = np.flatnonzero(kind == Kind.ALLOC)
     storage = subject[birth]
     death, next_birth = _deaths(kind, subject, birth)
-    marked, name = _marks(columns, storage, birth, next_birth)
+    marked, name = _marks(columns, storage, next_birth)
     role = np.where(marked != Role.UNKNOWN, marked, columns["role"][birth])
     op = columns["extra"][birth]
     op_row = _op_rows(kind, subject, op)
@@ -104,25 +104,29 @@ def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[n
 
 
 def _marks(
-    columns: dict[str, np.ndarray], storage: np.ndarray, birth: np.ndarray, next_birth: np.ndarray
+    columns: dict[str, np.ndarray], storage: np.ndarray, next_birth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The role and name of the last mark before a storage's next life; a mark outlives a resize."""
-    rows = np.flatnonzero(columns["kind"] == Kind.MARK)
-    owner = columns["subject"][rows]
-    order = np.lexsort((rows, owner))
-    rows, owner = rows[order], owner[order]
+    """The role of the last mark before a storage's next life, and the last name; both outlive a resize."""
+    marks = np.flatnonzero(columns["kind"] == Kind.MARK)
+    last = _last_before(marks, columns["subject"], storage, next_birth)
+    role = np.where(last >= 0, columns["role"][last], np.uint8(Role.UNKNOWN))
+    last = _last_before(marks[columns["value"][marks] >= 0], columns["subject"], storage, next_birth)
+    return role, np.where(last >= 0, columns["value"][last], -1)
+
+
+def _last_before(rows: np.ndarray, subject: np.ndarray, storage: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """For each storage the last of `rows` about it that comes before its limit, or -1."""
     if len(rows) == 0:
-        return np.zeros(len(birth), np.uint8), np.full(len(birth), -1, np.int64)
-    # One sorted key for (storage, row), so a single search finds the last mark before the next life.
-    span = len(columns["kind"]) + 1
-    ids, owner_index = np.unique(owner, return_inverse=True)
+        return np.full(len(storage), -1)
+    rows = rows[np.lexsort((rows, subject[rows]))]
+    # One sorted key for (storage, row), so that a single search finds the last one.
+    span = len(subject) + 1
+    ids, owner = np.unique(subject[rows], return_inverse=True)
     where = np.searchsorted(ids, storage)
-    known = (where < len(ids)) & (ids[np.minimum(where, len(ids) - 1)] == storage)
-    last = np.searchsorted(owner_index * span + rows, where * span + np.minimum(next_birth, span - 1)) - 1
-    known &= (last >= 0) & (owner_index[np.maximum(last, 0)] == where)
-    last = np.where(known, last, 0)
-    role = np.where(known, columns["role"][rows[last]], np.uint8(Role.UNKNOWN))
-    return role, np.where(known, columns["value"][rows[last]], -1)
+    is_known = ids[np.minimum(where, len(ids) - 1)] == storage
+    last = np.searchsorted(owner * span + rows, where * span + np.minimum(limit, span - 1)) - 1
+    is_known &= (last >= 0) & (owner[np.maximum(last, 0)] == where)
+    return np.where(is_known, rows[np.maximum(last, 0)], -1)
 
 
 def _op_rows(kind: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.memory.attribution import ModuleShare, fold_layers, to_depth
+from windtunnel.memory.attribution import ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
@@ -187,8 +187,11 @@ def _unknown_table(rank: RankResult) -> Table:
 
 def _build_table(rank: RankResult) -> Table:
     table = _table("module", "time")
-    longest = sorted(rank.build_time_us.items(), key=lambda item: -item[1])[:_BUILD_ROWS]
-    for module, time_us in longest:
+    folded = fold_paths(set(rank.build_time_us))
+    total: dict[str, int] = {}
+    for module, time_us in rank.build_time_us.items():
+        total[folded[module]] = total.get(folded[module], 0) + time_us
+    for module, time_us in sorted(total.items(), key=lambda item: -item[1])[:_BUILD_ROWS]:
         _add(table, module or "(the model)", format_us(time_us))
     return table
 
