@@ -204,9 +204,15 @@ def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
         header.get("allocator_conf", ""),
         ".".join(header["torch"].split(".")[:2]) if "torch" in header else None,
         device if device in devices else None,
-        (*notes, *tape.notes),
+        (*notes, *tape.notes, *_how_it_ended(recording)),
         lambda event: _moment(recording, event),
     )
+
+
+def _how_it_ended(recording: Recording) -> tuple[str, ...]:
+    if recording.footer.get("status", "ok") == "ok":
+        return ()
+    return (f"the script {recording.footer['status']}: this is what it did until then",)
 
 
 def _busiest_device(recording: Recording) -> int:

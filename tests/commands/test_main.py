@@ -1,0 +1,117 @@
+"""The command line as a whole: verbs and options are frozen, and no error reaches a user as a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from windtunnel import __version__
+from windtunnel.commands import main as door
+from windtunnel.commands import view
+from windtunnel.commands.main import main
+from windtunnel.errors import (
+    CorruptFile,
+    MissingFramework,
+    PredictedOutOfMemory,
+    ScriptError,
+    UsageError,
+    WindtunnelError,
+)
+
+# A new option is a promise: add it here, in the docs of its verb, and in the changelog.
+OPTIONS = {
+    "run": [
+        "--allocator", "--device", "--force", "--jobs", "--json", "--level", "--memory-tracker",
+        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose", "--world-size",
+        "-m", "-v", "script", "arguments",
+    ],
+    "replay": ["--allocator", "--device", "--json", "files"],
+    "view": ["directory"],
+    "devices": ["--json", "--toml"],
+}  # fmt: skip
+
+
+def _parsers():
+    parser = door._parser()
+    verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return verbs.choices
+
+
+def test_the_verbs_are_frozen():
+    assert list(_parsers()) == list(OPTIONS)
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_the_options_of_a_verb_are_frozen(verb):
+    actions = [a for a in _parsers()[verb]._actions if not isinstance(a, argparse._HelpAction)]
+    options = sorted(text for action in actions for text in action.option_strings)
+    assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_verb_explains_itself(verb, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([verb, "--help"])
+    assert exit.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) > 4
+    assert all(action.help for action in _parsers()[verb]._actions)
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out == f"windtunnel {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["fly"], ["replay"], ["devices", "--nope"], ["devices", "--json", "--toml", "x"]]
+)
+def test_wrong_usage_exits_2(argv, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: windtunnel")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (WindtunnelError("fact"), 1),
+        (UsageError("fact"), 2),
+        (MissingFramework("fact"), 2),
+        (CorruptFile("fact"), 2),
+        (ScriptError("fact"), 3),
+        (PredictedOutOfMemory("fact"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_is_one_sentence_and_an_exit_code(monkeypatch, capsys, error, code):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(view, "run", fail)
+    assert main(["view"]) == code
+    assert capsys.readouterr().err in ("windtunnel: fact\n", "windtunnel: interrupted\n")
+
+
+def test_a_hint_is_the_second_line(monkeypatch, capsys):
+    def fail(args):
+        raise UsageError("fact", hint="do this")
+
+    monkeypatch.setattr(view, "run", fail)
+    assert main(["view"]) == 2
+    assert capsys.readouterr().err == "windtunnel: fact\n  next: do this\n"
+
+
+def test_starting_up_imports_no_framework():
+    """A table of devices must not cost the seconds that importing torch takes."""
+    code = (
+        "import sys; from windtunnel.commands.main import main; main(['devices']);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'mindspore', 'matplotlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
