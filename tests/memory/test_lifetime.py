@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
-from windtunnel.events.model import Alloc, Free, Mark, Op, Phase, Role, Signature, Step
+from windtunnel.events.model import Alloc, Free, Mark, ModuleEnter, Op, Phase, Role, Signature, Step
 from windtunnel.memory.lifetime import ALIVE, lifetimes_of
 
 FORWARD, BACKWARD, OPTIMIZER, BUILD = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BUILD
@@ -120,7 +120,14 @@ def test_each_storage_knows_its_operator_and_step(tmp_path):
         -1,
         -1,
     ]  # the second op's row was never written: killed in between
-    assert found.step.tolist() == [1, 2, 3]
+    assert found.step.tolist() == [1, 2, 2]
+
+
+def test_a_new_step_begins_after_the_last_one_only_with_another_pass(tmp_path):
+    events = [Alloc(1, 10), Step(1), Alloc(2, 10), Step(2), Alloc(3, 10)]
+    assert _lifetimes(tmp_path, events).step.tolist() == [1, 2, 2]
+    assert _lifetimes(tmp_path, [*events, ModuleEnter(0)]).step.tolist() == [1, 2, 3]
+    assert _lifetimes(tmp_path, [*events, Op(0, 0, phase=BACKWARD)]).step.tolist() == [1, 2, 3]
 
 
 def test_an_empty_recording_has_no_lifetimes(tmp_path):

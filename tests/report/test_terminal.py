@@ -35,7 +35,7 @@ def test_every_part_of_the_report_is_there():
         "at step 2, backward, layers.13.mlp, aten.mm",
         "optimizer     28.00 GiB   46.7%",
         "layers.0-3.mlp      28.00 GiB   46.7%   activations 16.00 GiB, weights 12.00 GiB",
-        "aten.mm layers.0-3.mlp   16.00 GiB       4   [4096, 8] bfloat16   activations   m.py:7",
+        "aten.mm layers.0-3.mlp   16.00 GiB       4   4096x8 bfloat16   activations   m.py:7",
         "Memory over time",
         "train.py:41   float(loss)   1.0            3",
         "model            1.50 s",

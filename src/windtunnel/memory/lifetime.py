@@ -74,10 +74,22 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
 
 
 def steps_of(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """The step each row belongs to: a STEP row closes its step, and what follows is the next one."""
-    ends = np.flatnonzero(recording.columns["kind"] == Kind.STEP)
-    numbers = np.concatenate([[0], recording.columns["subject"][ends]])
-    return numbers[np.searchsorted(ends, rows, side="left")] + 1
+    """The step each row belongs to: a STEP row closes its step, and what follows is the next one.
+
+    What the program does after its last step (clearing gradients, printing the loss) still belongs to that
+    step, unless it enters a module or goes backward again: then another step has begun.
+    """
+    kind, phase = recording.columns["kind"], recording.columns["phase"]
+    ends = np.flatnonzero(kind == Kind.STEP)
+    if len(ends) == 0:
+        return np.ones(len(rows), np.int64)
+    after = slice(int(ends[-1]), None)
+    begins_again = (kind[after] == Kind.MODULE_ENTER) | (
+        (kind[after] == Kind.OP) & (phase[after] == Phase.BACKWARD)
+    )
+    numbers = recording.columns["subject"][ends]
+    numbers = np.append(numbers, numbers[-1] + int(begins_again.any()))
+    return numbers[np.searchsorted(ends, rows, side="left")]
 
 
 def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

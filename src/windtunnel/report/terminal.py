@@ -9,13 +9,15 @@ so that programs which read the log of a dry run line by line find them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
 from windtunnel.report.result import RankResult, RunResult
@@ -30,6 +32,9 @@ _MODULE_ROWS = 12
 _TENSOR_ROWS = 8
 _BUILD_ROWS = 5
 _UNKNOWN_ROWS = 10
+_GRAPH_WIDTH = 96
+_GRAPH_MARGIN = 13  # for the sizes at its left
+_NARROWEST = 20
 _SMALLEST_SHARE = 0.01  # of the peak: what is smaller is added up in a last row
 
 
@@ -159,7 +164,7 @@ def _tensor_table(rank: RankResult) -> Table:
         if tensors.n_bytes < _SMALLEST_SHARE * rank.peak_bytes:
             break
         what = tensors.name or " ".join(part for part in (tensors.op, tensors.module) if part) or "(unnamed)"
-        shape = "" if tensors.shape is None else f"{list(tensors.shape)} {tensors.dtype}"
+        shape = "" if tensors.shape is None else f"{'x'.join(map(str, tensors.shape))} {tensors.dtype}"
         _add(
             table, what, format_bytes(tensors.n_bytes), str(tensors.count), shape, tensors.role, tensors.where
         )
@@ -169,11 +174,24 @@ def _tensor_table(rank: RankResult) -> Table:
 def _graph(rank: RankResult, pencils: Pencils) -> list[RenderableType]:
     if rank.timeline is None:
         return []
-    lines = draw_memory(rank.timeline, rank.usable_memory_bytes, pencils)
     legend = (
         f"Memory over time: live {pencils.levels[-1]}, reserved {pencils.reserved}, usable {pencils.capacity}"
     )
-    return [Text(), Text(legend, style="bold"), *(_plain(line) for line in lines)]
+    return [Text(), Text(legend, style="bold"), _Graph(rank.timeline, rank.usable_memory_bytes, pencils)]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Memory over time, as wide as the console allows."""
+
+    timeline: Timeline
+    usable_bytes: int
+    pencils: Pencils
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(_GRAPH_WIDTH, max(_NARROWEST, options.max_width - _GRAPH_MARGIN))
+        for line in draw_memory(self.timeline, self.usable_bytes, self.pencils, width):
+            yield _plain(line)
 
 
 def _unknown_table(rank: RankResult) -> Table:
@@ -208,7 +226,8 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
         is_number = column in ("bytes", "share", "count", "times", "time")
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        justify: JustifyMethod = "right" if is_number else "left"
+        table.add_column(column, justify=justify, no_wrap=is_number, overflow="fold")
     return table
 
 

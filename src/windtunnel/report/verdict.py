@@ -57,10 +57,11 @@ def _fits(rank: RankResult, device: str, subject: str) -> str:
         times = "once" if rank.n_retries == 1 else f"{rank.n_retries} times"
         text += f", but only by releasing its cache {times}, which stalls training"
         return f"{text}; {_remedies(rank, is_ascend=False)}."
-    spare, activations = usable - needed, rank.at_peak_bytes.activations
+    spare, held = usable - needed, rank.at_peak_bytes
+    growing = held.activations + held.inputs + held.temporary + held.workspace
     text += f" ({needed * 100 // usable}%), {format_bytes(spare)} to spare; {_holders(rank)}"
-    if activations and spare > activations:
-        text += f"; there is room for about {1 + spare / activations:.1f} times the micro-batch"
+    if held.activations and spare > growing:
+        text += f"; there is room for about {math.floor(1 + spare / growing)} times the micro-batch"
     return text + "."
 
 
