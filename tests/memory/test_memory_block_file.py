@@ -81,6 +81,16 @@ def test_ticks_count_operators_allocations_and_frees(tmp_path):
     assert (two["start_time_stamp"], two["user_tasks"]) == ("3", "{4}")
 
 
+@pytest.mark.parametrize("name", ["cuda", "npu", "mindspore"])
+def test_a_file_of_ours_replays_to_the_peaks_it_was_written_with(tmp_path, name):
+    recording, path = record_training(tmp_path / "r.arrows"), tmp_path / "memory_block.csv"
+    write_memory_block(path, recording, Allocator.named(name))
+    tape, allocator = read_memory_block(path), Allocator.named(name)
+    play(tape, allocator)
+    assert allocator.peak_allocated_bytes == tape.recorded_peak_bytes
+    assert allocator.peak_reserved_bytes == tape.recorded_peak_reserved_bytes
+
+
 def test_commas_in_names_do_not_shift_cells(tmp_path):
     writer = RecordingWriter(tmp_path / "r.arrows", {})
     frame = writer.frame("/home/me,you/a|b.py", 3, "f\n")

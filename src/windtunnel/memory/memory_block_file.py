@@ -100,7 +100,7 @@ def read_memory_block(path: Path) -> AllocationTape:
             )
         if not 0 < size <= _LARGEST or stream >= 1 << 31:
             raise CorruptFile(f"{path} line {line}: {size} bytes on stream {stream} cannot be an allocation")
-        n_bytes = size if cells["pool_type"].startswith(_OWN_POOL) else _requested(size)
+        n_bytes = size if _is_unpadded(cells["pool_type"]) else _requested(size)
         timed.append((start, (TapeKind.ALLOC, line, n_bytes, stream, persistent, line)))
         if end != _NEVER:
             timed.append((end, (TapeKind.FREE, line, 0, stream, False, line)))
@@ -170,6 +170,11 @@ def _ticks(recording: Recording) -> _Ticks:
                 if storage in live:
                     ticks.users.setdefault(live[storage], []).append(task[subject])
     return ticks
+
+
+def _is_unpadded(pool: str) -> bool:
+    """Whether a pool's sizes round to themselves; torch_npu pads like MindSpore, our other models do not."""
+    return pool.startswith(_OWN_POOL) and pool != _OWN_POOL + "npu"
 
 
 def _requested(size: int) -> int:

@@ -32,7 +32,8 @@ def write_snapshot(path: Path, recording: Recording, allocator: Allocator, devic
     """Replay one device of a recording through a fresh, unlimited allocator; write the trace as torch would.
 
     A recording has no clock: `time_us` counts its events. The innermost frame of each entry is ours and names
-    the operator and its module path.
+    the operator and its module path. Models of allocators other than torch's do not say when they turn to the
+    device, so their traces have no segment entries.
     """
     tape = tape_of(recording, device)
     writer = _TraceWriter(recording, allocator, tape)
