@@ -25,8 +25,8 @@ from windtunnel.errors import (
 OPTIONS = {
     "run": [
         "--allocator", "--device", "--force", "--jobs", "--json", "--level", "--memory-tracker",
-        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose", "--world-size",
-        "-m", "-v", "script", "arguments",
+        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose",
+        "--world-size", "-m", "-v", "script", "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
     "view": ["directory"],
