@@ -1,7 +1,9 @@
 """The memory of one rank: does it fit, when is the peak, who holds it.
 
-recording ──> tape ──> replay ──> peak ──┐
-    └──────> lifetimes ──────────────────┴──> RankMemory (all that a report needs)
+    recording ──> tape ──> replay ──> peak ──┐
+        └──────> lifetimes ──────────────────┴──> RankMemory (all that a report needs)
+
+What the program needs and whether it fits are two questions: the first is asked of a device without limit.
 """
 
 from __future__ import annotations

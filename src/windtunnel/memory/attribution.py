@@ -1,6 +1,8 @@
 """Who holds the memory at one moment: by role, by module, by tensor.
 
-Lifetimes + bytes held by each ──> RoleBytes, ModuleShare (a tree, foldable), LiveTensors (largest first)
+    Lifetimes + bytes held by each ──> RoleBytes, ModuleShare (a tree, foldable), LiveTensors (largest first)
+
+Every byte is counted once, at the size the allocator gave it, so all three views add up to the same total.
 """
 
 from __future__ import annotations

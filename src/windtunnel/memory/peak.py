@@ -1,7 +1,9 @@
 """Play a tape through an allocator, and find the moment of peak memory.
 
-AllocationTape + Allocator ──> replay ──> Replay (bytes after every request) ──> the peak
-AllocationTape + limited Allocator ──> replay_limited ──> where it first fails, if it does
+    AllocationTape + Allocator ──> replay ──> Replay (bytes after every request) ──> the peak
+    AllocationTape + limited Allocator ──> replay_limited ──> where it first fails, if it does
+
+Bytes are measured on the allocator itself, request by request, so no rounding rule is repeated here.
 """
 
 from __future__ import annotations
