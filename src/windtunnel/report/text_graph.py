@@ -1,12 +1,14 @@
 """Memory over time, drawn with characters.
 
-Timeline ──> columns (the highest point of each) ──> lines of text
+    Timeline ──> columns (the highest point of each) ──> lines of text
 
-79.1 GiB ┄┄┄┄┄┄┄┄┄┄┄┄  what the device has
-52.0 GiB │   ▄█░▄█░█   live, and reserved behind it
-         │▁▃▇██░██░█
-         └───────────
-          step 1  2  3
+    79.1 GiB ┄┄┄┄┄┄┄┄┄┄┄┄  what the device has
+    52.0 GiB │   ▄█░▄█░█   live, and reserved behind it
+             │▁▃▇██░██░█
+             └───────────
+              step 1  2  3
+
+Where the stream has no such characters, `ASCII` draws the same with plain ones.
 """
 
 from __future__ import annotations
