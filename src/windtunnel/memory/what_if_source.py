@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.devices import known_devices
-from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.errors import CorruptFile, UsageError, WindtunnelError
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.memory.attribution import short_op
@@ -190,8 +190,13 @@ def _peaks_of_ranks(report: Path) -> dict[int, int]:
 
 
 def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
-    recording = read_recording(path)
-    tape = tape_of(recording, _busiest_device(recording))
+    try:
+        recording = read_recording(path)
+        tape = tape_of(recording, _busiest_device(recording))
+    except WindtunnelError:
+        raise
+    except Exception as error:  # a damaged file fails in every way there is
+        raise CorruptFile(f"{path} is damaged: {type(error).__name__}", hint="record it again") from error
     _refuse_empty(path, tape)
     header, devices = recording.header, known_devices()
     device = header.get("device")
