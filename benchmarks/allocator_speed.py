@@ -13,6 +13,8 @@ import gzip
 import json
 import random
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from windtunnel.memory import Allocator
@@ -22,24 +24,42 @@ TRACES = Path(__file__).parents[2] / "shared" / "data" / "allocator" / "real"
 NAMES = ("024", "017", "034", "052")
 LEAST_EVENTS = 200_000
 BASELINE_EVENTS = 20_000
+SPECS = (
+    "cuda",
+    "cuda:torch=2.12",
+    "cuda-expandable",
+    "cuda:max_split_size_mb=128",
+    "npu",
+    "mindspore",
+    "megengine",
+    "cpu",
+)
 
 
 def main() -> None:
-    streams = {path.name[:3]: read_trace(path) for path in sorted(TRACES.glob("*.json.gz")) if path.name[:3] in NAMES}
+    streams = {
+        path.name[:3]: read_trace(path) for path in sorted(TRACES.glob("*.json.gz")) if path.name[:3] in NAMES
+    }
     streams = streams or {"random": random_stream()}
-    print(f"{'stream':8} {'model':24} {'events':>9} {'M events/s':>11}")
+    print(f"{'stream':8} {'model':26} {'events':>9} {'M events/s':>11}")
     for name, stream in streams.items():
         columns = repeat(stream, LEAST_EVENTS)
-        for spec in ("cuda", "cuda:torch=2.12", "cuda-expandable", "cuda:max_split_size_mb=128", "npu", "mindspore"):
-            if spec.partition(":")[0] in Allocator.names():
-                rate = best_of(3, lambda: replay_columns(Allocator.from_spec(spec), *columns), len(columns[0]))  # noqa: B023
-                print(f"{name:8} {spec:24} {len(columns[0]):9,} {rate / 1e6:11.2f}")
+        for spec in SPECS:
+            show(name, spec, columns, partial(replay_spec, spec, columns))
         short = [column[:BASELINE_EVENTS] for column in columns]
-        rate = best_of(1, lambda: linear_scan(*short), len(short[0]))  # noqa: B023
-        print(f"{name:8} {'(linear scan baseline)':24} {len(short[0]):9,} {rate / 1e6:11.2f}")
+        show(name, "(linear scan baseline)", short, partial(linear_scan, *short))
 
 
-def best_of(n_runs: int, work, n_events: int) -> float:
+def show(stream: str, what: str, columns: list[list[int]], work: Callable[[], None]) -> None:
+    n_events = len(columns[0])
+    print(f"{stream:8} {what:26} {n_events:9,} {best_of(3, work, n_events) / 1e6:11.2f}")
+
+
+def replay_spec(spec: str, columns: list[list[int]]) -> None:
+    replay_columns(Allocator.from_spec(spec), *columns)
+
+
+def best_of(n_runs: int, work: Callable[[], None], n_events: int) -> float:
     seconds = []
     for _ in range(n_runs):
         start = time.perf_counter()

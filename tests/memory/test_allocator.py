@@ -7,7 +7,14 @@ import pytest
 from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator, PredictedOutOfMemory
 from windtunnel.memory.allocator import UnknownBlock
-from windtunnel.memory.allocator_replay import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, STREAM_DONE, replay_columns
+from windtunnel.memory.allocator_replay import (
+    ALLOC,
+    EMPTY_CACHE,
+    FREE,
+    RECORD_STREAM,
+    STREAM_DONE,
+    replay_columns,
+)
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.initial_state import restore_segments
 from windtunnel.memory.profile_npu import npu_rules
@@ -72,7 +79,10 @@ def test_rounding_and_segments_by_hand():
     assert allocator.reserved_bytes == (2 + 20) * MIB, "the 17 MiB left of the 20 held the 11"
     small = allocator.segments()[0]
     assert (small.address, small.n_bytes, small.pool, small.used_bytes) == (first, 2 * MIB, "small", 512)
-    assert [(b.n_bytes, b.state, b.id) for b in small.blocks] == [(512, "active", "small"), (2 * MIB - 512, "inactive", None)]
+    assert [(b.n_bytes, b.state, b.id) for b in small.blocks] == [
+        (512, "active", "small"),
+        (2 * MIB - 512, "inactive", None),
+    ]
 
 
 def test_expandable_segments_need_less():
@@ -118,7 +128,11 @@ def test_cpu_counts_the_bytes_asked_for():
     allocator.alloc("x", 1000)
     allocator.alloc("y", 1)
     allocator.free("x")
-    assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes) == (1, 1, 1001)
+    assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_reserved_bytes) == (
+        1,
+        1,
+        1001,
+    )
 
 
 def test_megengine_chunks_grow_with_the_total():
@@ -149,7 +163,16 @@ def test_a_broken_spec_is_refused(spec):
         Allocator.from_spec(spec)
 
 
-@pytest.mark.parametrize(("version", "tie"), [("2.9.1", "address"), ("2.11", "address"), ("2.12.0", "block"), ("2.13.0+cu130", "segment"), ("2.15", "segment")])  # fmt: skip
+TIES = {
+    "2.9.1": "address",
+    "2.11": "address",
+    "2.12.0": "block",
+    "2.13.0+cu130": "segment",
+    "2.15": "segment",
+}
+
+
+@pytest.mark.parametrize(("version", "tie"), TIES.items())
 def test_the_tie_rule_follows_the_torch_version(version, tie):
     assert cuda_rules("", version).tie == tie
 
@@ -157,7 +180,10 @@ def test_the_tie_rule_follows_the_torch_version(version, tie):
 @pytest.mark.parametrize(
     ("conf", "message"),
     [
-        ("max_split_size:64", "unknown allocator option 'max_split_size' .*nearest known one is 'max_split_size_mb'"),
+        (
+            "max_split_size:64",
+            "unknown allocator option 'max_split_size' .*nearest known one is 'max_split_size_mb'",
+        ),
         ("max_split_size_mb:10", "'max_split_size_mb' cannot be '10' .*20 or more"),
         ("max_split_size_mb:x", "'max_split_size_mb' cannot be 'x'"),
         ("max_split_size_mb:32,large_segment_size_mb:64", "cannot be '32' .*64 or more"),
@@ -202,7 +228,7 @@ def test_options_torch_takes_are_taken(conf):
 def test_npu_refuses_what_torch_npu_refuses():
     with pytest.raises(UsageError, match="torch_npu refuses max_split_size_mb"):
         npu_rules("expandable_segments:True,max_split_size_mb:64")
-    with pytest.raises(UsageError, match="'page_size' cannot be '2g' .*1g"):
+    with pytest.raises(UsageError, match=r"'page_size' cannot be '2g' .*1g"):
         npu_rules("page_size:2g")
     with pytest.raises(UsageError, match="from 0 to 16"):
         npu_rules("base_addr_aligned_kb:32")
@@ -215,7 +241,9 @@ def test_columns_are_the_same_as_calls():
     allocator = Allocator.named("cuda")
     kinds = [ALLOC, ALLOC, RECORD_STREAM, FREE, STREAM_DONE, ALLOC, FREE, EMPTY_CACHE]
     ids = ["a", "b", "a", "a", None, "c", "b", None]
-    replay_columns(allocator, kinds, ids, [3 * MIB, 40 * MIB, 0, 0, 0, 3 * MIB, 0, 0], [0, 0, 9, 0, 9, 0, 0, 0])
+    replay_columns(
+        allocator, kinds, ids, [3 * MIB, 40 * MIB, 0, 0, 0, 3 * MIB, 0, 0], [0, 0, 9, 0, 9, 0, 0, 0]
+    )
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (3 * MIB, 20 * MIB)
     assert allocator.peak_reserved_bytes == 60 * MIB
 

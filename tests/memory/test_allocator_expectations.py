@@ -53,7 +53,7 @@ def test_max_split_expandable():
 
 
 def test_garbage_collect_expandable():
-    allocator, plain, expandable = limited_to_120_mib("garbage_collection_threshold:0.5")
+    allocator, _, expandable = limited_to_120_mib("garbage_collection_threshold:0.5")
     allocator.alloc(0, 40 * MIB)
     allocator.configure(expandable)
     allocator.alloc(1, 40 * MIB)
@@ -114,7 +114,7 @@ def test_allocate_free():
 
 def test_search_available_mem_buf():
     pool = mindspore("enable_vmm:True")
-    first = [pool.alloc(id, 1024) for id in range(3)][0]
+    first, *_ = [pool.alloc(id, 1024) for id in range(3)]
     pool.free(1)
     pool.empty_cache()  # unmaps it
     pool.free(0)

@@ -34,7 +34,9 @@ def test_replay_matches_mindspore(path: Path):
             continue
         # The file has sizes after the + 512 rule; this is the largest request that gives the size.
         n_bytes = int(row["size"]) - 32
-        address = allocator.alloc(index, n_bytes, int(row["stream_id"]), persistent=row["is_persistent"] == "1")
+        address = allocator.alloc(
+            index, n_bytes, int(row["stream_id"]), persistent=row["is_persistent"] == "1"
+        )
         offset = offset or int(row["device_addr"], 16) - address
         assert address + offset == int(row["device_addr"], 16), f"row {index}"
         assert allocator.allocated_bytes == int(row["actual_used_memory"]), f"row {index}"

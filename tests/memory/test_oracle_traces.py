@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.memory import Allocator, PredictedOutOfMemory
-from windtunnel.memory.cuda_allocator import FIRST_ADDRESS
+from windtunnel.memory.cuda_state import FIRST_ADDRESS
 
 KEPT = sorted(Path(__file__).parent.glob("data/fuzz_*.json.gz"))
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "allocator" / "oracle"
@@ -80,8 +80,8 @@ def replay(allocator: Allocator, ops: list[list[str]]) -> tuple[list[list[int]],
 def block_map(allocator: Allocator) -> list[list]:
     return [
         [
-            segment.address - (0 if segment.is_expandable else FIRST_ADDRESS), segment.n_bytes, segment.stream,
-            int(segment.pool == "large"), int(segment.is_expandable),
+            segment.address - (0 if segment.is_expandable else FIRST_ADDRESS), segment.n_bytes,
+            segment.stream, int(segment.pool == "large"), int(segment.is_expandable),
             [[b.n_bytes, b.requested_bytes, STATES[b.state]] for b in segment.blocks],
         ]
         for segment in allocator.segments()

@@ -76,7 +76,9 @@ def replay(allocator: CudaAllocator, events: list[list]) -> None:
             continue
         if action == "alloc":
             found = allocator.alloc(address, n_bytes, stream)
-            assert found == address, f"event {index}: {n_bytes} bytes placed at {found:#x}, on the GPU at {address:#x}"
+            assert found == address, (
+                f"event {index}: {n_bytes} bytes placed at {found:#x}, on the GPU at {address:#x}"
+            )
         elif action == "free_requested" and (index + 1, address) in completed:
             allocator.free(address)
         elif action == "free_requested":
@@ -96,9 +98,9 @@ def made_since(allocator: CudaAllocator, n_checked: int) -> list[tuple]:
 
 
 def final_map(allocator: CudaAllocator, trace: dict) -> list[tuple]:
-    segments = [segment for segment in allocator.segments()]
     return [
-        (s.address, s.n_bytes, s.stream, s.pool, int(s.is_expandable), blocks_of(s.blocks, trace)) for s in segments
+        (s.address, s.n_bytes, s.stream, s.pool, int(s.is_expandable), blocks_of(s.blocks, trace))
+        for s in allocator.segments()
     ]
 
 
@@ -113,4 +115,6 @@ def recorded_map(trace: dict) -> list[tuple]:
 def blocks_of(blocks, trace: dict) -> list[tuple]:
     # A free block remembers what its last owner asked for; owners from before the trace are unknown.
     knows_all = not trace["initial_segments"]
-    return [(b.n_bytes, b.state, b.requested_bytes if knows_all or b.state != "inactive" else 0) for b in blocks]
+    return [
+        (b.n_bytes, b.state, b.requested_bytes if knows_all or b.state != "inactive" else 0) for b in blocks
+    ]

@@ -121,7 +121,9 @@ def refuse_alloc(id: Hashable, n_bytes: int, live: Container[Hashable], empty_id
 def refuse_id(id: Hashable, empty_ids: set[Hashable], verb: str, *, forget: bool = True) -> None:
     """Accept the free of an allocation of zero bytes; refuse every other unknown id."""
     if id not in empty_ids:
-        raise UnknownBlock(f"cannot {verb} {id!r}: it is not allocated", hint="freed twice, or never allocated?")
+        raise UnknownBlock(
+            f"cannot {verb} {id!r}: it is not allocated", hint="freed twice, or never allocated?"
+        )
     if forget:
         empty_ids.remove(id)
 

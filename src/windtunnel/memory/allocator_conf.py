@@ -24,7 +24,10 @@ def parse_conf(conf: str, known_keys: Collection[str]) -> dict[str, str]:
         key, colon, value = part.partition(":")
         if key not in known_keys:
             near = get_close_matches(key, known_keys, n=1, cutoff=0.0)
-            raise UsageError(f"unknown allocator option {key!r} (in {part!r})", hint=f"the nearest known one is {near[0]!r}")
+            raise UsageError(
+                f"unknown allocator option {key!r} (in {part!r})",
+                hint=f"the nearest known one is {near[0]!r}",
+            )
         if not colon or not value:
             raise UsageError(f"allocator option {key!r} has no value", hint=f"write {key}:VALUE")
         options[key] = value
@@ -35,7 +38,9 @@ def refuse_value(key: str, value: str, wanted: str) -> None:
     raise UsageError(f"allocator option {key!r} cannot be {value!r}", hint=f"it wants {wanted}")
 
 
-def read_whole(options: Mapping[str, str], key: str, default: int, is_valid: Callable[[int], bool], wanted: str) -> int:
+def read_whole(
+    options: Mapping[str, str], key: str, default: int, is_valid: Callable[[int], bool], wanted: str
+) -> int:
     text = options.get(key)
     if text is None:
         return default
@@ -44,11 +49,15 @@ def read_whole(options: Mapping[str, str], key: str, default: int, is_valid: Cal
     return int(text)
 
 
-def read_share(options: Mapping[str, str], key: str, default: float, is_valid: Callable[[float], bool], wanted: str) -> float:
+def read_share(
+    options: Mapping[str, str], key: str, default: float, is_valid: Callable[[float], bool], wanted: str
+) -> float:
     text = options.get(key)
     if text is None:
         return default
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE) or not is_valid(float(text)):
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE) or not is_valid(
+        float(text)
+    ):
         refuse_value(key, text, f"a number {wanted}")
     return float(text)
 

@@ -1,8 +1,8 @@
 """What an allocator tells about itself: its segments, its counters, what it asked of the device.
 
-    Allocator ──> segments() : Segment > SegmentBlock
-              ──> stats()    : AllocatorStats
-              ──> segment_events : SegmentEvent, in the order they happened
+Allocator ──> segments() : Segment > SegmentBlock
+          ──> stats()    : AllocatorStats
+          ──> segment_events : SegmentEvent, in the order they happened
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a whole sequence of requests through an allocator.
 
-    columns (kind, id, bytes, stream) ──> alloc, free, … ──> the allocator, with its peaks
+columns (kind, id, bytes, stream) ──> alloc, free, … ──> the allocator, with its peaks
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ ALLOC, FREE, RECORD_STREAM, STREAM_DONE, EMPTY_CACHE = range(5)
 
 
 def replay_columns(
-    allocator: Allocator, kinds: Sequence[int], ids: Sequence[Hashable], sizes: Sequence[int], streams: Sequence[int]
+    allocator: Allocator,
+    kinds: Sequence[int],
+    ids: Sequence[Hashable],
+    sizes: Sequence[int],
+    streams: Sequence[int],
 ) -> None:
     """Feed four equally long columns to `allocator`. Lists are read faster than arrays.
 

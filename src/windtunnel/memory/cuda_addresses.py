@@ -58,5 +58,8 @@ class RecordedAddresses:
             raise UsageError(f"the recorded run has no address left for a segment of {n_bytes} bytes")
         return self.left.popleft()
 
+    def skip_past(self, end: int) -> None:
+        """Recorded addresses are clear of what was there before."""
+
     def give_back(self, address: int, n_bytes: int) -> None:
         """Recorded addresses already say what the driver reused."""

@@ -35,7 +35,19 @@ class SegmentSpan:
 class Block:
     """A contiguous piece of a segment. The allocator fills it in: no __init__, for speed."""
 
-    __slots__ = ("address", "born", "home", "key", "n_bytes", "next", "prev", "requested", "segment", "serial", "state")
+    __slots__ = (
+        "address",
+        "born",
+        "home",
+        "key",
+        "n_bytes",
+        "next",
+        "prev",
+        "requested",
+        "segment",
+        "serial",
+        "state",
+    )
 
     home: FreeList  # the free list it belongs to, for ever
     segment: SegmentSpan

@@ -19,16 +19,33 @@ from windtunnel.units import MIB
 __all__ = ["cuda_rules", "placement_options", "torch_version"]
 
 NEUTRAL_KEYS = frozenset(
-    "pinned_use_cuda_host_register pinned_use_hip_host_register pinned_num_register_threads "
-    "pinned_use_background_threads pinned_reserve_segment_size_mb pinned_free_catch_all "
-    "pinned_max_cached_size_mb pinned_max_round_threshold_mb release_lock_on_cudamalloc "
-    "release_lock_on_hipmalloc graph_capture_record_stream_reuse throw_on_cudamalloc_oom "
-    "expandable_segments_reserve expandable_segments_reserve_by_class".split()
+    {
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_free_catch_all",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "graph_capture_record_stream_reuse",
+        "throw_on_cudamalloc_oom",
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
+    }
 )
 PLACEMENT_KEYS = (
-    "backend", "expandable_segments", "garbage_collection_threshold", "large_segment_size_mb",
-    "max_non_split_rounding_mb", "max_split_size_mb", "per_process_memory_fraction", "roundup_power2_divisions",
-)  # fmt: skip
+    "backend",
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "per_process_memory_fraction",
+    "roundup_power2_divisions",
+)
 LARGE_SEGMENT_SINCE = (2, 11)
 
 
@@ -37,9 +54,13 @@ def cuda_rules(conf: str, torch: str) -> CudaRules:
     version = torch_version(torch)
     options = parse_conf(conf, {*PLACEMENT_KEYS, *NEUTRAL_KEYS})
     if options.get("backend", "native") != "native":
-        refuse_value("backend", options["backend"], "native: the asynchronous allocator of the driver is not modelled")
+        refuse_value(
+            "backend", options["backend"], "native: the asynchronous allocator of the driver is not modelled"
+        )
     if "large_segment_size_mb" in options and version < LARGE_SEGMENT_SINCE:
-        refuse_value("large_segment_size_mb", options["large_segment_size_mb"], f"torch 2.11 or newer, not {torch}")
+        refuse_value(
+            "large_segment_size_mb", options["large_segment_size_mb"], f"torch 2.11 or newer, not {torch}"
+        )
     tie = "address" if version <= (2, 11) else "block" if version == (2, 12) else "segment"
     return CudaRules(tie=tie, **placement_options(options))
 
@@ -54,10 +75,14 @@ def torch_version(torch: str) -> tuple[int, int]:
 def placement_options(options: Mapping[str, str]) -> dict[str, object]:
     """Turn the options that all torch allocators share into fields of CudaRules."""
     # torch reads large_segment_size_mb first, wherever it stands: it bounds the two after it.
-    segment_mb = read_whole(options, "large_segment_size_mb", 20, lambda mb: mb > 10, "a number of MiB above 10")
+    segment_mb = read_whole(
+        options, "large_segment_size_mb", 20, lambda mb: mb > 10, "a number of MiB above 10"
+    )
     at_least = f"a number of MiB, {segment_mb} or more"
     split_mb = read_whole(options, "max_split_size_mb", -1, lambda mb: mb < 0 or mb >= segment_mb, at_least)
-    rounding_mb = read_whole(options, "max_non_split_rounding_mb", segment_mb, lambda mb: mb >= segment_mb, at_least)
+    rounding_mb = read_whole(
+        options, "max_non_split_rounding_mb", segment_mb, lambda mb: mb >= segment_mb, at_least
+    )
     return {
         "is_expandable": read_flag(options, "expandable_segments"),
         "large_segment_bytes": segment_mb * MIB,
@@ -66,8 +91,12 @@ def placement_options(options: Mapping[str, str]) -> dict[str, object]:
         "max_split_bytes": NEVER if split_mb < 0 else split_mb * MIB,
         "max_non_split_rounding_bytes": rounding_mb * MIB,
         "divisions": _divisions(options.get("roundup_power2_divisions", "[]")),
-        "gc_threshold": read_share(options, "garbage_collection_threshold", 0.0, lambda x: 0 < x < 1, "between 0 and 1"),
-        "memory_fraction": read_share(options, "per_process_memory_fraction", 1.0, lambda x: 0 <= x <= 1, "from 0 to 1"),
+        "gc_threshold": read_share(
+            options, "garbage_collection_threshold", 0.0, lambda x: 0 < x < 1, "between 0 and 1"
+        ),
+        "memory_fraction": read_share(
+            options, "per_process_memory_fraction", 1.0, lambda x: 0 <= x <= 1, "from 0 to 1"
+        ),
     }
 
 

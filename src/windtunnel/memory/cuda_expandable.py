@@ -1,54 +1,50 @@
 """Expandable segments: a large range of addresses whose pages are mapped as they are needed.
 
-    miss ──> lowest free-or-unmapped run that fits (or a new segment) ──> map pages ──> block
-    release ──> unmap the pages that lie wholly inside free blocks
+miss ──> lowest free-or-unmapped run that fits (or a new segment) ──> map pages ──> block
+release ──> unmap the pages that lie wholly inside free blocks
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from windtunnel.memory.cuda_blocks import FREE, IN_USE, UNMAPPED, Block, FreeList, SegmentSpan
 from windtunnel.memory.cuda_rules import SMALL_SEGMENT_BYTES
+from windtunnel.memory.cuda_state import CudaState
 from windtunnel.units import GIB
-
-if TYPE_CHECKING:
-    from windtunnel.memory.cuda_allocator import CudaAllocator
 
 __all__ = ["allocate_expandable", "new_span", "unmap_block"]
 
 UNLIMITED_DEVICE_BYTES = 1 << 44  # only sets how many addresses a segment takes
 
 
-def allocate_expandable(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block | None:
+def allocate_expandable(state: CudaState, free_list: FreeList, size: int) -> Block | None:
     """Map what is missing for a block of `size` bytes; None when the device is full.
 
     Pages mapped before the device ran out stay mapped, as free blocks.
     """
-    block = _find_room(free_list, size) or _new_segment(allocator, free_list)
-    if block.state == UNMAPPED and not _map(allocator, block, min(block.n_bytes, size)):
+    block = _find_room(free_list, size) or _new_segment(state, free_list)
+    if block.state == UNMAPPED and not _map(state, block, min(block.n_bytes, size)):
         return None
     while block.n_bytes < size:
         unmapped = block.next
-        if not _map(allocator, unmapped, min(size - block.n_bytes, unmapped.n_bytes)):
+        if not _map(state, unmapped, min(size - block.n_bytes, unmapped.n_bytes)):
             return None
         block = unmapped  # mapping made it swallow the free block before it
     free_list.remove(block)
     return block
 
 
-def new_span(allocator: CudaAllocator, free_list: FreeList, address: int | None = None) -> SegmentSpan:
+def new_span(state: CudaState, free_list: FreeList, address: int | None = None) -> SegmentSpan:
     """Reserve the addresses of an expandable segment: nine eighths of the device, none of it mapped."""
-    page = SMALL_SEGMENT_BYTES if free_list.pool.is_small else allocator.rules.large_page_bytes
-    device_bytes = UNLIMITED_DEVICE_BYTES if allocator.device_bytes is None else allocator.device_bytes
+    page = SMALL_SEGMENT_BYTES if free_list.pool.is_small else state.rules.large_page_bytes
+    device_bytes = UNLIMITED_DEVICE_BYTES if state.device_bytes is None else state.device_bytes
     n_bytes = -(-(device_bytes + device_bytes // 8) // page) * page
     if address is None:
-        address = allocator.expandable_addresses.take(n_bytes, align=GIB)
-    allocator.has_expandable = True
-    return allocator.new_segment(address, n_bytes, page)
+        address = state.expandable_addresses.take(n_bytes, align=GIB)
+    state.has_expandable = True
+    return state.new_segment(address, n_bytes, page)
 
 
-def unmap_block(allocator: CudaAllocator, block: Block) -> None:
+def unmap_block(state: CudaState, block: Block) -> None:
     """Give back the whole pages inside a free block; what is left of it stays free."""
     free_list, base, page = block.home, block.segment.address, block.segment.page_bytes
     first = base + -(-(block.address - base) // page) * page
@@ -58,14 +54,14 @@ def unmap_block(allocator: CudaAllocator, block: Block) -> None:
         return
     free_list.remove(block)
     if first > block.address:
-        _splice(allocator, block, block.address, first - block.address, is_before=True)
+        _splice(state, block, block.address, first - block.address, is_before=True)
     if end > last:
-        _splice(allocator, block, last, end - last, is_before=False)
+        _splice(state, block, last, end - last, is_before=False)
     block.address, block.n_bytes, block.state = first, last - first, UNMAPPED
     _absorb(block, block.prev)
     _absorb(block, block.next)
     free_list.insert_unmapped(block)
-    allocator.reserve("segment_unmap", first, first - last, free_list.stream)
+    state.reserve("segment_unmap", first, first - last, free_list.stream)
     if block.prev is None and block.next is None:
         free_list.remove_unmapped(block)  # the last page is gone, and the segment with it
 
@@ -86,30 +82,32 @@ def _holds(block: Block | None, size: int) -> bool:
     return size <= 0
 
 
-def _new_segment(allocator: CudaAllocator, free_list: FreeList) -> Block:
-    segment = new_span(allocator, free_list)
-    block = allocator.new_block(free_list, segment, segment.address, segment.n_bytes)
+def _new_segment(state: CudaState, free_list: FreeList) -> Block:
+    segment = new_span(state, free_list)
+    block = state.new_block(free_list, segment, segment.address, segment.n_bytes)
     free_list.insert_unmapped(block)
     return block
 
 
-def _map(allocator: CudaAllocator, block: Block, n_bytes: int) -> bool:
+def _map(state: CudaState, block: Block, n_bytes: int) -> bool:
     page = block.segment.page_bytes
     mapped_bytes = -(-n_bytes // page) * page
-    if not allocator.fits_device(mapped_bytes):
+    if not state.fits_device(mapped_bytes):
         return False
     free_list = block.home
     free_list.remove_unmapped(block)
     address = block.address
     if mapped_bytes < block.n_bytes:
-        rest = _splice(allocator, block, address + mapped_bytes, block.n_bytes - mapped_bytes, is_before=False, is_free=False)
+        rest = _splice(
+            state, block, address + mapped_bytes, block.n_bytes - mapped_bytes, is_before=False, is_free=False
+        )
         free_list.insert_unmapped(rest)
         block.n_bytes = mapped_bytes
     block.state = FREE
     _absorb(block, block.prev)
     _absorb(block, block.next)
-    allocator.insert(block)
-    allocator.reserve("segment_map", address, mapped_bytes, free_list.stream)
+    state.insert(block)
+    state.reserve("segment_map", address, mapped_bytes, free_list.stream)
     return True
 
 
@@ -132,14 +130,16 @@ def _absorb(block: Block, neighbour: Block | None) -> None:
             block.next.prev = block
 
 
-def _splice(allocator, block: Block, address: int, n_bytes: int, *, is_before: bool, is_free: bool = True) -> Block:
+def _splice(
+    state, block: Block, address: int, n_bytes: int, *, is_before: bool, is_free: bool = True
+) -> Block:
     """Link a new block in front of or behind `block`."""
-    piece = allocator.new_block(block.home, block.segment, address, n_bytes)
+    piece = state.new_block(block.home, block.segment, address, n_bytes)
     piece.prev, piece.next = (block.prev, block) if is_before else (block, block.next)
     if piece.prev is not None:
         piece.prev.next = piece
     if piece.next is not None:
         piece.next.prev = piece
     if is_free:
-        allocator.insert(piece)
+        state.insert(piece)
     return piece

@@ -1,13 +1,12 @@
 """What happens when a request meets the free list, beyond the simplest best fit.
 
-    find_fit:   best fit, growable tail last, oversize blocks only for oversize requests
-    serve_miss: GC ──> new segment ──> oversize release ──> full release ──> out of memory
+find_fit:   best fit, growable tail last, oversize blocks only for oversize requests
+serve_miss: GC ──> new segment ──> oversize release ──> full release ──> out of memory
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.memory.allocator_records import SegmentEvent
@@ -15,10 +14,8 @@ from windtunnel.memory.cuda_blocks import SIZE_SHIFT, UNMAPPED, Block, FreeList
 from windtunnel.memory.cuda_expandable import allocate_expandable
 from windtunnel.memory.cuda_release import collect_garbage, release_cached_blocks, release_oversize
 from windtunnel.memory.cuda_rules import segment_bytes
+from windtunnel.memory.cuda_state import CudaState
 from windtunnel.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from windtunnel.memory.cuda_allocator import CudaAllocator
 
 __all__ = ["find_fit", "serve_miss", "skip_to_alignment"]
 
@@ -26,12 +23,12 @@ LAZY_RECLAIM_EVENTS = 512  # torch_npu, when lazy, looks at events before a sear
 ALIGNED_FROM_BYTES = 2 * MIB
 
 
-def find_fit(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block | None:
+def find_fit(state: CudaState, free_list: FreeList, size: int) -> Block | None:
     """Take the block that serves `size` out of the free list; None when none may."""
-    rules = allocator.rules
-    if rules.is_reclaim_lazy and allocator.streams.n_waiting > LAZY_RECLAIM_EVENTS:
-        allocator.streams.finish_frees(allocator)
-    if allocator.collects:
+    rules = state.rules
+    if rules.is_reclaim_lazy and state.streams.n_waiting > LAZY_RECLAIM_EVENTS:
+        state.streams.finish_frees(state)
+    if state.collects:
         free_list.pool.n_searches += 1
     blocks = free_list.blocks
     position = bisect_left(free_list.keys, size << SIZE_SHIFT)
@@ -48,41 +45,43 @@ def find_fit(allocator: CudaAllocator, free_list: FreeList, size: int) -> Block 
     return blocks.pop(position)
 
 
-def serve_miss(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size: int) -> Block:
+def serve_miss(state: CudaState, free_list: FreeList, n_bytes: int, size: int) -> Block:
     """Get memory from the device, in the order of attempts the real allocator makes."""
-    if allocator.rules.is_reclaim_lazy and allocator.streams.done:
-        allocator.streams.finish_frees(allocator)
-        block = find_fit(allocator, free_list, size)
+    if state.rules.is_reclaim_lazy and state.streams.done:
+        state.streams.finish_frees(state)
+        block = find_fit(state, free_list, size)
         if block is not None:
             return block
-    if allocator.collects:
-        collect_garbage(allocator)
-    asked_bytes = segment_bytes(allocator.rules, size)
-    block = _allocate(allocator, free_list, asked_bytes, size)
-    if block is None and release_oversize(allocator, free_list, size):
-        block = _allocate(allocator, free_list, asked_bytes, size)
+    if state.collects:
+        collect_garbage(state)
+    asked_bytes = segment_bytes(state.rules, size)
+    block = _allocate(state, free_list, asked_bytes, size)
+    if block is None and release_oversize(state, free_list, size):
+        block = _allocate(state, free_list, asked_bytes, size)
     if block is None:
-        release_cached_blocks(allocator)
-        allocator.num_alloc_retries += 1
+        release_cached_blocks(state)
+        state.num_alloc_retries += 1
         # The free list is not searched again: a block that became free just now is out of reach
         # unless it was released (pytorch issue 189504).
-        block = _allocate(allocator, free_list, asked_bytes, size)
+        block = _allocate(state, free_list, asked_bytes, size)
     if block is None:
-        raise _out_of_memory(allocator, free_list, n_bytes, size)
+        raise _out_of_memory(state, free_list, n_bytes, size)
     return block
 
 
-def skip_to_alignment(allocator: CudaAllocator, block: Block, size: int) -> Block:
+def skip_to_alignment(state: CudaState, block: Block, size: int) -> Block:
     """Leave the unaligned head of a block free and return the rest, if `size` still fits there."""
-    head_bytes = -block.address % allocator.rules.align_bytes
+    head_bytes = -block.address % state.rules.align_bytes
     if size < ALIGNED_FROM_BYTES or not head_bytes or head_bytes + size > block.n_bytes:
         return block
-    aligned = allocator.new_block(block.home, block.segment, block.address + head_bytes, block.n_bytes - head_bytes)
+    aligned = state.new_block(
+        block.home, block.segment, block.address + head_bytes, block.n_bytes - head_bytes
+    )
     aligned.prev, aligned.next = block, block.next
     if aligned.next is not None:
         aligned.next.prev = aligned
     block.next, block.n_bytes = aligned, head_bytes
-    allocator.insert(block)
+    state.insert(block)
     return aligned
 
 
@@ -106,33 +105,34 @@ def _first_plain(blocks: list[Block], position: int) -> int:
     return position
 
 
-def _allocate(allocator: CudaAllocator, free_list: FreeList, asked_bytes: int, size: int) -> Block | None:
-    allowed_bytes = allocator.allowed_bytes
-    if allowed_bytes is not None and allocator.reserved_bytes + asked_bytes > allowed_bytes:
+def _allocate(state: CudaState, free_list: FreeList, asked_bytes: int, size: int) -> Block | None:
+    allowed_bytes = state.allowed_bytes
+    if allowed_bytes is not None and state.reserved_bytes + asked_bytes > allowed_bytes:
         return None
-    if allocator.rules.is_expandable and free_list.pool.can_expand:
-        return allocate_expandable(allocator, free_list, size)
-    if not allocator.fits_device(asked_bytes):
+    if state.rules.is_expandable and free_list.pool.can_expand:
+        return allocate_expandable(state, free_list, size)
+    if not state.fits_device(asked_bytes):
         return None
-    segment = allocator.new_segment(allocator.addresses.take(asked_bytes), asked_bytes)
-    allocator.count_segment(1, asked_bytes)
-    allocator.reserve("segment_alloc", segment.address, asked_bytes, free_list.stream)
-    return allocator.new_block(free_list, segment, segment.address, asked_bytes)
+    segment = state.new_segment(state.addresses.take(asked_bytes), asked_bytes)
+    state.count_segment(1, asked_bytes)
+    state.reserve("segment_alloc", segment.address, asked_bytes, free_list.stream)
+    return state.new_block(free_list, segment, segment.address, asked_bytes)
 
 
-def _out_of_memory(allocator: CudaAllocator, free_list: FreeList, n_bytes: int, size: int) -> PredictedOutOfMemory:
-    allocator.num_ooms += 1
-    event = SegmentEvent("oom", allocator.n_allocs, 0, size, free_list.stream)
-    allocator.segment_events.append(event)
-    limit = allocator.device_bytes if allocator.allowed_bytes is None else allocator.allowed_bytes
-    free_bytes = max(limit - allocator.reserved_bytes, 0)
-    idle_bytes = allocator.reserved_bytes - allocator.allocated_bytes
+def _out_of_memory(state: CudaState, free_list: FreeList, n_bytes: int, size: int) -> PredictedOutOfMemory:
+    state.num_ooms += 1
+    event = SegmentEvent("oom", state.n_allocs, 0, size, free_list.stream)
+    state.segment_events.append(event)
+    limit = state.device_bytes if state.allowed_bytes is None else state.allowed_bytes
+    free_bytes = max(limit - state.reserved_bytes, 0)
+    idle_bytes = state.reserved_bytes - state.allocated_bytes
     hint = "use a larger device or a smaller micro-batch"
-    if idle_bytes >= n_bytes and not allocator.rules.is_expandable:
+    if idle_bytes >= n_bytes and not state.rules.is_expandable:
         hint = "fragments alone would hold it: try expandable_segments:True"
     return PredictedOutOfMemory(
-        f"{allocator.name}: {format_bytes(n_bytes)} asked, but of {format_bytes(limit)} only {format_bytes(free_bytes)} "
-        f"is free ({format_bytes(allocator.reserved_bytes)} reserved, {format_bytes(allocator.allocated_bytes)} allocated)",
+        f"{state.name}: {format_bytes(n_bytes)} asked, but of {format_bytes(limit)} only "
+        f"{format_bytes(free_bytes)} is free ({format_bytes(state.reserved_bytes)} reserved, "
+        f"{format_bytes(state.allocated_bytes)} allocated)",
         hint=hint,
         requested_bytes=n_bytes,
         free_bytes=free_bytes,

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from windtunnel.units import GIB, MIB
 
-__all__ = ["BLOCK_BYTES", "NEVER", "SMALL_BYTES", "SMALL_SEGMENT_BYTES", "CudaRules", "round_request", "segment_bytes"]
+__all__ = [
+    "BLOCK_BYTES",
+    "NEVER",
+    "SMALL_BYTES",
+    "SMALL_SEGMENT_BYTES",
+    "CudaRules",
+    "round_request",
+    "segment_bytes",
+]
 
 BLOCK_BYTES = 512  # every block is a multiple of this
 SMALL_BYTES = MIB  # up to here a block lives in the small pool

@@ -1,6 +1,6 @@
 """The block map of an allocator, as frozen records.
 
-    blocks in use, free blocks ──> follow the links ──> Segments, in address order
+blocks in use, free blocks ──> follow the links ──> Segments, in address order
 """
 
 from __future__ import annotations
@@ -39,4 +39,6 @@ def _segment_of(first: Block, run: list[SegmentBlock]) -> Iterator[Segment]:
         free_list = first.home
         n_bytes = run[-1].address + run[-1].n_bytes - run[0].address
         is_expandable = first.segment.is_expandable
-        yield Segment(run[0].address, n_bytes, free_list.stream, free_list.pool.name, is_expandable, tuple(run))
+        yield Segment(
+            run[0].address, n_bytes, free_list.stream, free_list.pool.name, is_expandable, tuple(run)
+        )

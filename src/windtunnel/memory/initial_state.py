@@ -8,7 +8,7 @@ the order of their addresses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from windtunnel.errors import UsageError
 from windtunnel.memory.allocator_records import Segment, SegmentBlock
@@ -41,7 +41,7 @@ def restore_segments(allocator: CudaAllocator, segments: Iterable[Segment]) -> N
     _restart_peaks(allocator)
 
 
-def restored_stream(id: object) -> tuple[str, object]:
+def restored_stream(id: Hashable) -> Hashable:
     """The stream whose end completes the deferred free of a block that was restored as pending."""
     return ("restored", id)
 
@@ -58,7 +58,9 @@ def _free_list(allocator: CudaAllocator, segment: Segment) -> FreeList:
     return pool.lists.get(segment.stream) or allocator.new_list(pool, segment.stream)
 
 
-def _restore_range(allocator: CudaAllocator, free_list: FreeList, segment: Segment, last: Block | None) -> Block:
+def _restore_range(
+    allocator: CudaAllocator, free_list: FreeList, segment: Segment, last: Block | None
+) -> Block:
     """Add a mapped range to the expandable segment that `last` ends, or to a new one."""
     if last is None:
         span = new_span(allocator, free_list, segment.address)
@@ -98,6 +100,8 @@ def _restore_blocks(
         allocator.allocated_bytes += record.n_bytes
         if record.n_bytes >= allocator.rules.max_split_bytes:
             allocator.num_oversize_live += 1
+    if last is None:
+        raise UsageError(f"the segment at {segment.address:#x} has no bytes")
     return last
 
 

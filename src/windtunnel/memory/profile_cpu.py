@@ -85,7 +85,14 @@ class CpuAllocator(Allocator):
 
     def segments(self) -> tuple[Segment, ...]:
         return tuple(
-            Segment(address, n_bytes, stream, "cpu", False, (SegmentBlock(address, n_bytes, n_bytes, "active", id),))
+            Segment(
+                address,
+                n_bytes,
+                stream,
+                "cpu",
+                False,
+                (SegmentBlock(address, n_bytes, n_bytes, "active", id),),
+            )
             for id, (address, n_bytes, stream) in self._live.items()
         )
 

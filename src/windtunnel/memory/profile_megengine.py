@@ -89,7 +89,9 @@ class MegEngineAllocator(Allocator):
         self._addresses = AddressSpace(FIRST_ADDRESS)
         self._live: dict[Hashable, tuple[int, int, int, int]] = {}  # id -> address, bytes, requested, stream
         self._empty_ids: set[Hashable] = set()
-        self._n_allocs = self._n_retries = self._n_ooms = self._peak_live = self._requested = self._peak_requested = 0
+        self._n_allocs = self._n_retries = self._n_ooms = self._peak_live = self._requested = (
+            self._peak_requested
+        ) = 0
         if reserve_bytes:
             self._device.insert(self._raw_alloc(reserve_bytes) or self._fail(reserve_bytes), reserve_bytes)
 
@@ -152,7 +154,14 @@ class MegEngineAllocator(Allocator):
         for block, stream in sorted(blocks, key=lambda part: part[0].address):
             parts[heads[bisect_right(heads, block.address) - 1]].append((block, stream))
         return tuple(
-            Segment(head, self._chunks[head], parts[head][0][1], "device", False, tuple(block for block, _ in parts[head]))
+            Segment(
+                head,
+                self._chunks[head],
+                parts[head][0][1],
+                "device",
+                False,
+                tuple(block for block, _ in parts[head]),
+            )
             for head in heads
         )
 
@@ -208,7 +217,7 @@ class MegEngineAllocator(Allocator):
             f"megengine: {format_bytes(n_bytes)} asked, but of {format_bytes(self.device_bytes)} only "
             f"{format_bytes(free_bytes)} is free ({format_bytes(self.reserved_bytes)} reserved, "
             f"{format_bytes(self.allocated_bytes)} allocated)",
-            hint="set MGB_CUDA_RESERVE_MEMORY (reserve_memory) to cut fragments, or use a smaller micro-batch",
+            hint="try MGB_CUDA_RESERVE_MEMORY (reserve_memory) against fragments, or a smaller micro-batch",
             requested_bytes=n_bytes,
             free_bytes=free_bytes,
         )

@@ -28,7 +28,13 @@ __all__ = ["MindSporeAllocator", "build_mindspore"]
 # mindspore.runtime.set_memory(increase_size=…), `init_size` its init_size, `task_sink` the jit level O2,
 # and `request_padding:False` is for sizes that already went through the + 512 rule.
 KEYS = ("block_size", "enable_vmm", "init_size", "request_padding", "task_sink", "vmm_align_size")
-NEUTRAL_KEYS = ("acl_allocator", "memory_tracker", "memory_tracker_path", "simple_tracker", "somas_whole_block")
+NEUTRAL_KEYS = (
+    "acl_allocator",
+    "memory_tracker",
+    "memory_tracker_path",
+    "simple_tracker",
+    "somas_whole_block",
+)
 
 
 def build_mindspore(torch: str, conf: str, device_bytes: int | None) -> MindSporeAllocator:
@@ -54,7 +60,12 @@ class MindSporeAllocator(Allocator):
     name = "mindspore"
 
     def __init__(
-        self, device: CarvedDevice | PagedDevice, *, block_bytes: int = GIB, doubles: bool = True, pads: bool = True
+        self,
+        device: CarvedDevice | PagedDevice,
+        *,
+        block_bytes: int = GIB,
+        doubles: bool = True,
+        pads: bool = True,
     ) -> None:
         self.device = device
         self.device_bytes = device.device_bytes
@@ -68,7 +79,9 @@ class MindSporeAllocator(Allocator):
         self.pending: dict[Block, tuple[Hashable, set[int]]] = {}  # freed; waits for these streams
         self._uses: dict[Hashable, set[int]] = {}
         self._empty_ids: set[Hashable] = set()
-        self._n_allocs = self._n_retries = self._n_ooms = self._peak_live = self._requested = self._peak_requested = 0
+        self._n_allocs = self._n_retries = self._n_ooms = self._peak_live = self._requested = (
+            self._peak_requested
+        ) = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -78,7 +91,9 @@ class MindSporeAllocator(Allocator):
         if n_bytes <= 0 or id in self.live:
             return refuse_alloc(id, n_bytes, self.live, self._empty_ids)
         size = (n_bytes + (BLOCK_ALIGN + 31 if self.pads else BLOCK_ALIGN - 1)) // BLOCK_ALIGN * BLOCK_ALIGN
-        block = self._pool(stream, persistent).malloc(self, size) or self._serve_miss(size, stream, persistent)
+        block = self._pool(stream, persistent).malloc(self, size) or self._serve_miss(
+            size, stream, persistent
+        )
         if block is None:
             raise self._out_of_memory(n_bytes)
         block.requested = n_bytes
@@ -132,7 +147,9 @@ class MindSporeAllocator(Allocator):
         owners = {block: ("active", id) for id, block in self.live.items()}
         owners.update((block, ("pending_free", id)) for block, (id, _) in self.pending.items())
         pools = self.pools.values()
-        return list_segments(owners, [b for pool in pools for b in (*pool.idle.blocks, *pool.unmapped.blocks)])
+        return list_segments(
+            owners, [b for pool in pools for b in (*pool.idle.blocks, *pool.unmapped.blocks)]
+        )
 
     def stats(self) -> AllocatorStats:
         blocks = [block for pool in self.pools.values() for block in pool.blocks]

@@ -1,6 +1,6 @@
 """The buffers of one MindSpore pool: best fit by (size, address), split, merge.
 
-    malloc ──> idle ──> idle + unmapped neighbour ──> unmapped ──> None
+malloc ──> idle ──> idle + unmapped neighbour ──> unmapped ──> None
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class BufferPool:
         address, n_bytes = allocator.device.take(size if exact else n_bytes)
         block = MemBlock(self, address, n_bytes, allocator.device.is_paged)
         self.blocks.append(block)
-        self._list(_new_buffer(self, block, address, n_bytes), UNMAPPED if allocator.device.is_paged else FREE)
+        self._list(
+            _new_buffer(self, block, address, n_bytes), UNMAPPED if allocator.device.is_paged else FREE
+        )
         return True
 
     def put_back(self, buffer: Block, state: int) -> None:

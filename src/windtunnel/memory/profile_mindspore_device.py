@@ -1,7 +1,7 @@
 """The device under MindSpore's pool: where blocks come from.
 
-    CarvedDevice: blocks cut from the top of device memory downwards; a newer block lies lower
-    PagedDevice:  `enable_vmm`: addresses are plenty, physical pages are mapped and unmapped
+CarvedDevice: blocks cut from the top of device memory downwards; a newer block lies lower
+PagedDevice:  `enable_vmm`: addresses are plenty, physical pages are mapped and unmapped
 """
 
 from __future__ import annotations

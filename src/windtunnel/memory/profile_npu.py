@@ -20,8 +20,15 @@ from windtunnel.units import GIB, KIB, MIB
 __all__ = ["build_npu", "npu_rules"]
 
 NEUTRAL_KEYS = frozenset(
-    "pin_memory_expandable_segments pinned_mem_register pinned_reserve_segment_size_mb release_lock_on_npumalloc "
-    "pinned_use_background_threads pinned_max_cached_size_mb pinned_max_round_threshold_mb".split()
+    {
+        "pin_memory_expandable_segments",
+        "pinned_mem_register",
+        "pinned_reserve_segment_size_mb",
+        "release_lock_on_npumalloc",
+        "pinned_use_background_threads",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+    }
 )
 OWN_KEYS = ("base_addr_aligned_kb", "multi_stream_lazy_reclaim", "page_size", "segment_size_mb")
 PADDING_BYTES = 32
@@ -34,7 +41,9 @@ def build_npu(torch: str, conf: str, device_bytes: int | None) -> CudaAllocator:
 def npu_rules(conf: str) -> CudaRules:
     """Return the rules of torch_npu under `conf`; they do not depend on the torch version."""
     options = parse_conf(conf, {*PLACEMENT_KEYS, *NEUTRAL_KEYS, *OWN_KEYS} - {"backend"})
-    align_kb = read_whole(options, "base_addr_aligned_kb", 16, lambda kb: 0 <= kb <= 16, "a number of KiB from 0 to 16")
+    align_kb = read_whole(
+        options, "base_addr_aligned_kb", 16, lambda kb: 0 <= kb <= 16, "a number of KiB from 0 to 16"
+    )
     rules = CudaRules(
         tie="address",
         padding_bytes=PADDING_BYTES,
@@ -44,12 +53,14 @@ def npu_rules(conf: str) -> CudaRules:
     if rules.is_expandable:
         if rules.max_split_bytes != NEVER or rules.gc_threshold:
             raise UsageError(
-                "torch_npu refuses max_split_size_mb and garbage_collection_threshold with expandable_segments",
+                "torch_npu refuses max_split_size_mb and garbage_collection_threshold if segments expand",
                 hint="drop them, or set expandable_segments:False",
             )
         rules = replace(rules, align_bytes=align_kb * KIB)
     if "segment_size_mb" in options:
-        page_mb = read_whole(options, "segment_size_mb", 20, lambda mb: 20 <= mb <= 512, "a number of MiB from 20 to 512")
+        page_mb = read_whole(
+            options, "segment_size_mb", 20, lambda mb: 20 <= mb <= 512, "a number of MiB from 20 to 512"
+        )
         rules = replace(rules, large_page_bytes=page_mb * MIB)
     if "page_size" in options:
         if options["page_size"] != "1g":
