@@ -18,9 +18,8 @@ def measure(script: str) -> dict[str, list[list[int]]]:
     """Signed sizes of all memory events in time order, cut at the end of each optimizer step."""
     ends: list[int] = []
     register_optimizer_step_post_hook(lambda *_: ends.append(time.time_ns()))
-    torch.set_num_threads(1)
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        sys.argv = [script]
+        sys.argv[1:] = []
         runpy.run_path(script, run_name="__main__")
     events = sorted(_allocations(profiler), key=lambda e: e[0])
     steps: list[list[int]] = [[]]
@@ -40,6 +39,7 @@ def _allocations(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
+    target = sys.argv[2]
     result = measure(sys.argv[1])
-    with open(sys.argv[2], "w", encoding="utf-8") as out:
+    with open(target, "w", encoding="utf-8") as out:
         json.dump(result, out)

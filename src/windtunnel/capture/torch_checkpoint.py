@@ -81,7 +81,7 @@ def _to_device(storage: Any, location: str) -> Any:
     untyped = storage.untyped() if hasattr(storage, "untyped") else storage
     made = store.new_storage(untyped.nbytes(), resolve_device(location))
     if untyped.nbytes() <= kernels.KNOWN_VALUE_LIMIT and untyped.device.type == "cpu":
-        made.sim.values = torch.empty(0, dtype=torch.uint8).set_(untyped).clone()  # type: ignore[attr-defined]
+        store.sims[made._cdata].values = torch.empty(0, dtype=torch.uint8).set_(untyped).clone()
     return made
 
 

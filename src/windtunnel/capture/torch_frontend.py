@@ -285,7 +285,7 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 args = ()
     if args and not isinstance(args[0], torch.dtype):
         args = ()
-    sim = self.untyped_storage().sim if self.layout is torch.strided else None  # type: ignore[attr-defined]
+    sim = sim_of(self)
     if device is None:
         return _plain_to(self, *args, **kwargs) if args or kwargs else self
     wanted = resolve_device(device)
@@ -424,7 +424,7 @@ def _unless_simulated(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _resize_storage(original: Callable[..., Any]) -> Callable[..., Any]:
     def resize(self: torch.UntypedStorage, n_bytes: int) -> Any:
-        sim = self.sim  # type: ignore[attr-defined]
+        sim = store.sims.get(self._cdata)
         if sim is None:
             return original(self, n_bytes)
         store.resize(sim, n_bytes)
@@ -435,7 +435,7 @@ def _resize_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _storage_bytes(original: Callable[..., int]) -> Callable[..., int]:
     def n_bytes(self: torch.UntypedStorage) -> int:
-        sim = self.sim  # type: ignore[attr-defined]
+        sim = store.sims.get(self._cdata)
         return original(self) if sim is None else sim.n_bytes
 
     return n_bytes

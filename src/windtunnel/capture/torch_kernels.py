@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from windtunnel.capture import torch_storage as store
-from windtunnel.capture.torch_storage import CPU, SimStorage, new_tensor, sim_of, world
+from windtunnel.capture.torch_molds import storage_id
+from windtunnel.capture.torch_storage import CPU, new_tensor, sim_of, sims, world
 from windtunnel.events.model import NO_NAME, Kind, Phase, Signature, TensorSpec
 
 __all__ = ["KNOWN_VALUE_LIMIT", "DeviceMismatch", "call_kernel", "install_kernels", "kernel_for", "special"]
@@ -33,8 +34,9 @@ _empty_meta = torch.empty_strided
 
 # op name ("aten::mm") -> handler(op, args, kwargs); filled by torch_operators.py before install_kernels.
 special: dict[str, Callable[..., Any]] = {}
-# op name -> bytes of scratch the target's kernel takes for the time of the call.
-scratch_rules: dict[str, Callable[[tuple[Any, ...], list[Any]], list[int]]] = {}
+# What the target's kernel allocates and in which order, where it is more than its results; None: just those.
+pattern_of: Callable[[Any, tuple[Any, ...], dict[str, Any], list[Any]], list[tuple[str, int, int]] | None]
+pattern_of = lambda op, args, kwargs, outputs: None
 # What autograd node belongs to which module path; set by torch_program.py.
 module_of_node: Callable[[Any], int] = lambda node: NO_NAME
 
@@ -48,13 +50,13 @@ class DeviceMismatch(RuntimeError):
 class Entry:
     """What the memo holds: how to make the results of one operator on one set of shapes."""
 
-    __slots__ = ("out_is_list", "outputs", "scratch", "signature")
+    __slots__ = ("out_is_list", "outputs", "pattern", "signature")
 
-    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, scratch: list[int]) -> None:
+    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, pattern: Any) -> None:
         self.signature = signature
         self.outputs = outputs  # ("new", shape, strides, dtype, bytes) | ("arg", position) | None | plain value
         self.out_is_list = out_is_list  # 0 a single value, 1 a list, 2 a tuple
-        self.scratch = scratch
+        self.pattern = pattern  # allocation steps, or None: the outputs in order
 
 
 _memo: dict[Any, Entry] = {}
@@ -71,7 +73,7 @@ def install_kernels() -> None:
         if name not in special:
             if has(name, "CompositeImplicitAutograd") or _is_quantized_or_sparse(name):
                 continue
-            if has(name, "CompositeExplicitAutograd") and _is_view(name):
+            if has(name, "CompositeExplicitAutograd") and (_is_view(name) or _stays_composite(name)):
                 continue
         _lib.impl(name[6:], kernel_for(_overload(name)), "PrivateUse1")
     _any_lib.fallback(call_kernel, "PrivateUse1")
@@ -122,7 +124,7 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
     is_known = not is_random
     has_host = False
     for t in tensors:
-        sim = t.untyped_storage().sim  # type: ignore[attr-defined]
+        sim = sims.get(storage_id(t))
         if sim is None:
             if t.dim():
                 has_host = True
@@ -161,19 +163,19 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
     world.op = id
     results: list[Any] = []
     outputs: list[int] = []
-    for spec in entry.outputs:
-        if spec.__class__ is tuple:
-            if spec[0] == "new":
-                t = new_tensor(spec[1], spec[2], spec[3], device, spec[4])
-                outputs.append(recorder.n_storages)
+    if entry.pattern is not None:
+        results = _follow_pattern(entry, op, args, kwargs, device, outputs)
+    else:
+        for spec in entry.outputs:
+            if spec.__class__ is tuple:
+                if spec[0] == "new":
+                    t = new_tensor(spec[1], spec[2], spec[3], device, spec[4])
+                    outputs.append(recorder.n_storages)
+                else:
+                    t = _argument(op, args, kwargs, spec[1])
+                results.append(t)
             else:
-                t = _argument(op, args, kwargs, spec[1])
-            results.append(t)
-        else:
-            results.append(spec)
-    if entry.scratch:
-        for n_bytes in entry.scratch:
-            store.new_storage(n_bytes, device, store.WORKSPACE)
+                results.append(spec)
     world.op = -1
     if device_index >= 0:
         recorder.rows.append(
@@ -188,6 +190,35 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
     if entry.out_is_list == 0:
         return results[0] if results else None
     return results if entry.out_is_list == 1 else tuple(results)
+
+
+def _follow_pattern(
+    entry: Entry, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, outputs: list[int]
+) -> list[Any]:
+    """Allocate as the measured kernel does: results and scratch in its own order."""
+    wrapped = [_scratch(t.element_size(), device) for t in args if _is_host_number(t)]
+    scratch: dict[int, Any] = {}
+    results = [_argument(op, args, kwargs, s[1]) if s.__class__ is tuple and s[0] == "arg" else s for s in entry.outputs]
+    for kind, which, n_bytes in entry.pattern:
+        if kind == "output":
+            spec = entry.outputs[which]
+            results[which] = new_tensor(spec[1], spec[2], spec[3], device, spec[4])
+            outputs.append(world.recorder.n_storages)
+        elif kind == "scratch":
+            scratch[which] = _scratch(n_bytes, device)
+        else:
+            del scratch[which]
+    del wrapped
+    return results
+
+
+def _scratch(n_bytes: int, device: torch.device) -> Tensor:
+    return new_tensor((n_bytes,), (1,), torch.uint8, device, n_bytes, store.WORKSPACE)
+
+
+def _is_host_number(a: Any) -> bool:
+    """A Python number that torch wrapped into a tiny tensor on its way here: eight bytes for the call."""
+    return isinstance(a, Tensor) and a.dim() == 0 and sim_of(a) is None and _is_wrapped_number(a)
 
 
 def locate_backward(recorder: Any) -> None:
@@ -205,7 +236,7 @@ def _describe(a: Any, key: list[Any], tensors: list[Tensor]) -> None:
         key.append(a.shape)
         key.append(a.stride())
         key.append(a.dtype)
-        if a.dim() == 0 and a.untyped_storage().sim is None:  # type: ignore[attr-defined]
+        if a.dim() == 0 and storage_id(a) not in sims:
             key.append(_is_wrapped_number(a))
         return
     kind = a.__class__
@@ -258,9 +289,7 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
             _scalars_text(args, kwargs),
         )
     )
-    name = op._schema.name
-    rule = scratch_rules.get(name)
-    return Entry(signature, outputs, is_list, rule(args, outputs) if rule else [])
+    return Entry(signature, outputs, is_list, pattern_of(op, args, kwargs, outputs))
 
 
 def _to_meta(a: Any, made: dict[int, Tensor]) -> Any:
@@ -399,6 +428,17 @@ def _overload(name: str) -> Any:
 def _is_view(name: str) -> bool:
     schema = _overload(name)._schema
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+def _stays_composite(name: str) -> bool:
+    """On the CPU torch's own composition runs, down to the kernels, exactly as without us."""
+    if world.device_type != "cpu" or name in _CHOSEN_BY_DEVICE:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+
+
+# Compositions that ask which device a tensor is on, and so must be taken before they ask.
+_CHOSEN_BY_DEVICE = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution", "aten::_to_copy"})
 
 
 def _is_quantized_or_sparse(name: str) -> bool:

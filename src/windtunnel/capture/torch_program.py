@@ -45,6 +45,7 @@ class _Follower:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.local = threading.local()
+        self.names: dict[int, str] = {}  # of parameters, by the id of the object
         self.spans: _Spans = _Spans()  # of the thread whose graph is running backward
         kernels.module_of_node = self.module_of_node
 
@@ -88,13 +89,14 @@ class _Follower:
     def enter_root(self, root: torch.nn.Module) -> None:
         """A call from outside any module: name everything below it and see what its weights are."""
         writer = self.recorder.writer
-        if _PATH not in root.__dict__ or root.__dict__.get("_windtunnel_n") != len(root._modules):
-            root.__dict__["_windtunnel_n"] = len(root._modules)
+        if _PATH not in root.__dict__:  # a part that was called by itself before, or in a recomputation, keeps its name
             for name, module in root.named_modules():
                 module.__dict__[_PATH] = writer.name(name or type(root).__name__)
                 self.report_build_time(module)
+            for name, parameter in root.named_parameters():
+                self.names[id(parameter)] = name
         for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            self.mark(tensor, Role.WEIGHT, name)
+            self.mark(tensor, Role.WEIGHT, self.names.get(id(tensor), name))
         writer.flush_if_due()
 
     def name_stray(self, module: torch.nn.Module, parent: int) -> int:
@@ -151,15 +153,17 @@ class _Follower:
         self.recorder.phase = int(Phase.OPTIMIZER)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self.mark(parameter, Role.WEIGHT)
+                name = self.names.get(id(parameter), "")
+                self.mark(parameter, Role.WEIGHT, name)
                 if parameter.grad is not None:
-                    self.mark(parameter.grad, Role.GRADIENT)
+                    self.mark(parameter.grad, Role.GRADIENT, name)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             if isinstance(state, dict):
+                name = self.names.get(id(parameter), "")
                 for value in state.values():
-                    self.mark(value, Role.OPTIMIZER)
+                    self.mark(value, Role.OPTIMIZER, name)
         before = getattr(self, "phase_before", Phase.FORWARD)
         self.recorder.phase = int(Phase.FORWARD if before == Phase.BUILD else before)
         self.recorder.end_step()

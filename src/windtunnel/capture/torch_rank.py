@@ -24,6 +24,7 @@ from windtunnel.capture import (
     torch_checkpoint,
     torch_compile,
     torch_composites,
+    torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
     torch_frontend,
@@ -72,6 +73,8 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
     torch_storage.install_backend(recorder, device.kind, n_devices)
     torch_operators.install_operators()
+    if device.kind == "cpu":
+        torch_cpu_kernels.install_cpu_kernels()
     torch_composites.install_composites(device.kind)
     torch_kernels.install_kernels()
     torch_frontend.install_frontend()

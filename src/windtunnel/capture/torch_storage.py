@@ -1,8 +1,8 @@
 """Simulated tensors: real `torch.Tensor` objects of torch's PrivateUse1 backend whose storage has a size, an
 identity and a device, but no bytes.
 
-    new_tensor(shape, strides, dtype, device) ──> Tensor ──> its storage carries a SimStorage
-    the storage dies (refcounts, autograd, hooks: torch's own rules) ──> SimStorage.__del__ ──> FREE row
+    new_tensor(shape, strides, dtype, device) ──> Tensor; sim_of(tensor) ──> SimStorage
+    the storage dies (refcounts, autograd, hooks: torch's own rules) ──> FREE row
 
 Because they are plain tensors (not a subclass, not meta), type checks, parameters, autograd, autocast keys and
 foreach lists behave as on a real device, in every thread, with no mode active. A view shares its base's storage,
@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from windtunnel.capture import torch_molds
 from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.torch_molds import Mold, storage_id
 from windtunnel.events.model import NO_NAME, Kind
 
 __all__ = [
@@ -46,45 +48,49 @@ _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set_storage = torch.library.get_kernel("aten::set_.source_Storage_storage_offset", "CPU").call_boxed
 _as_strided = torch.library.get_kernel("aten::as_strided", "CPU").call_boxed
 _empty = torch._C._acc.create_empty_tensor
-_make_storage = torch._C._construct_storage_from_data_pointer
-
-# Addresses nobody dereferences; distinct, because scripts compare data_ptr() to find shared weights.
-_FIRST_ADDRESS = 1 << 44
-
 
 class SimStorage:
-    """What a simulated storage is. Lives as an attribute of the storage object and dies with it."""
+    """What a simulated storage is; known by the address of torch's own storage object."""
 
-    __slots__ = ("device", "device_index", "id", "n_bytes", "recorder", "role", "values")
+    __slots__ = ("device", "device_index", "id", "key", "n_bytes", "role", "values")
 
-    def __init__(self, recorder: Recorder, id: int, n_bytes: int, device: torch.device, index: int) -> None:
-        self.recorder = recorder
+    def __init__(self, id: int, n_bytes: int, device: torch.device, index: int) -> None:
         self.id = id
         self.n_bytes = n_bytes
         self.device = device  # what the user's program sees, e.g. cuda:0
         self.device_index = index  # row's device column; NO_DEVICE for host memory that is not accounted
+        self.key = 0
         self.role = 0
         self.values: torch.Tensor | None = None  # the bytes, when they are few and known
 
-    def __del__(self) -> None:
-        if self.device_index >= 0:
-            recorder = self.recorder
-            recorder.rows.append(
-                (Kind.FREE, self.id, -1, -1, 0, recorder.module, recorder.phase, recorder.stream, self.device_index,
-                 NO_NAME, (), ())
-            )  # fmt: skip
 
-
-# Real storages answer None: one attribute read tells real from simulated.
-torch.UntypedStorage.sim = None  # type: ignore[attr-defined]
+sims: dict[int, SimStorage] = {}  # by storage_id
+_molds: dict[Any, Mold] = {}
 
 
 def sim_of(tensor: torch.Tensor) -> SimStorage | None:
     """The simulated storage under a tensor, or None for a real one."""
     try:
-        return tensor.untyped_storage().sim  # type: ignore[attr-defined]
+        return sims.get(storage_id(tensor))
     except (RuntimeError, NotImplementedError):
         return None  # sparse and other tensors without a storage
+
+
+def _bury(sim: SimStorage) -> None:
+    """torch dropped the last reference to this storage."""
+    del sims[sim.key]
+    if sim.device_index >= 0:
+        _write_free(sim)
+
+
+torch_molds.on_death = _bury
+
+
+def _write_free(sim: SimStorage) -> None:
+    recorder = world.recorder
+    recorder.rows.append(
+        (Kind.FREE, sim.id, -1, -1, 0, recorder.module, recorder.phase, recorder.stream, sim.device_index, NO_NAME, (), ())
+    )
 
 
 class World(threading.local):
@@ -123,23 +129,6 @@ def install_backend(recorder: Recorder, device_type: str, n_devices: int) -> Non
         World.default_device = torch.device(device_type, 0)
 
 
-def new_storage(n_bytes: int, device: torch.device, role: int = 0) -> torch.UntypedStorage:
-    """A storage of `n_bytes` on a simulated device; writes its ALLOC row."""
-    recorder = world.recorder
-    id = recorder.n_storages = recorder.n_storages + 1
-    storage = _make_storage(_FIRST_ADDRESS + (id << 9), SIM, n_bytes)
-    index = world.index_of_device.get(device, NO_DEVICE)
-    if n_bytes == 0:
-        index = NO_DEVICE  # allocators never see empty requests
-    storage.sim = SimStorage(recorder, id, n_bytes, device, index)
-    if index >= 0:
-        recorder.rows.append(
-            (Kind.ALLOC, id, n_bytes, world.op, role, recorder.module, recorder.phase, recorder.stream, index,
-             recorder.frame_here(), (), ())
-        )  # fmt: skip
-    return storage
-
-
 def new_tensor(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
@@ -148,10 +137,30 @@ def new_tensor(
     n_bytes: int | None = None,
     role: int = 0,
 ) -> torch.Tensor:
-    """A simulated tensor with a fresh storage."""
-    if n_bytes is None:
-        n_bytes = span_bytes(shape, strides, dtype.itemsize)
-    return _set_storage(_CPU_KEYS, _empty((0,), dtype), new_storage(n_bytes, device, role), 0, shape, strides)
+    """A simulated tensor with a fresh storage; writes its ALLOC row."""
+    mold = _molds.get((shape, strides, dtype))
+    if mold is None:
+        size = span_bytes(shape, strides, dtype.itemsize) if n_bytes is None else n_bytes
+        mold = _molds[(shape, strides, dtype)] = Mold(shape, strides, dtype, size)
+    recorder = world.recorder
+    id = recorder.n_storages = recorder.n_storages + 1
+    n_bytes = mold.n_bytes
+    index = world.index_of_device.get(device, NO_DEVICE) if n_bytes else NO_DEVICE  # allocators see no empty requests
+    sim = SimStorage(id, n_bytes, device, index)
+    tensor = mold.cast(sim)
+    sim.key = key = storage_id(tensor)
+    sims[key] = sim
+    if index >= 0:
+        recorder.rows.append(
+            (Kind.ALLOC, id, n_bytes, world.op, role, recorder.module, recorder.phase, recorder.stream, index,
+             recorder.frame_here(), (), ())
+        )  # fmt: skip
+    return tensor
+
+
+def new_storage(n_bytes: int, device: torch.device, role: int = 0) -> torch.UntypedStorage:
+    """A bare simulated storage of `n_bytes`."""
+    return new_tensor((n_bytes,), (1,), torch.uint8, device, n_bytes, role).untyped_storage()
 
 
 def attach(storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -168,7 +177,7 @@ def resize(sim: SimStorage, n_bytes: int) -> None:
     """`storage.resize_()`: frees and allocates under the same object, as sharded training does each layer."""
     recorder = world.recorder
     if sim.device_index >= 0 and sim.n_bytes:
-        sim.__del__()
+        _write_free(sim)
     sim.n_bytes = n_bytes
     sim.values = None
     if n_bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator
 from windtunnel.report.json_file import report_text
 from windtunnel.report.result import RunResult
-from windtunnel.report.terminal import pencils_for, render_run
+from windtunnel.report.terminal import show_run
 
 __all__ = ["add_arguments", "run"]
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(report_text(result))
     else:
-        console.print(render_run(result, pencils_for(sys.stdout)))
+        show_run(console, result)
         _print_next(request, result)
     return _exit_code(result)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable
+from operator import index
 
 from windtunnel.memory.allocator import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocator_records import AllocatorStats, Segment
@@ -33,6 +34,8 @@ class CudaAllocator(CudaState, Allocator):
         live = self.live
         if n_bytes <= 0 or id in live:
             return refuse_alloc(id, n_bytes, live, self.empty_ids)
+        if type(n_bytes) is not int:
+            n_bytes = index(n_bytes)  # numpy's integers would overflow in the keys, and say nothing
         streams = self.streams
         if streams.done and self.polls:
             streams.finish_frees(self)

@@ -44,10 +44,10 @@ class CudaState:
         self.requested_bytes = self.peak_requested_bytes = self.peak_num_live = 0
         self.peak_active_bytes = self.peak_num_active = 0
         self.split_bytes = self.peak_split_bytes = self.num_split = self.peak_num_split = 0
-        self.num_segments = self.peak_num_segments = self.num_oversize_live = self.num_oversize_segments = 0
-        self.num_alloc_retries = self.num_ooms = self.num_syncs = self.num_device_alloc = (
-            self.num_device_free
-        ) = 0
+        self.num_segments = self.peak_num_segments = 0
+        self.num_oversize_live = self.num_oversize_segments = 0
+        self.num_alloc_retries = self.num_ooms = self.num_syncs = 0
+        self.num_device_alloc = self.num_device_free = 0
         self.empty_ids: set[Hashable] = set()
         self.configure(rules)
 

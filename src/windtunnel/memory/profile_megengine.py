@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Iterator
+from operator import index
 
 from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.memory.allocator import Allocator, refuse_alloc, refuse_id
@@ -98,6 +99,7 @@ class MegEngineAllocator(Allocator):
     def alloc(self, id: Hashable, n_bytes: int, stream: int = 0) -> int:
         if n_bytes <= 0 or id in self._live:
             return refuse_alloc(id, n_bytes, self._live, self._empty_ids)
+        n_bytes = index(n_bytes)
         size = -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
         spans = self._streams.setdefault(stream, FreeSpans())
         address = spans.take(size) or self._device.take(size) or self._new_chunk(size)

@@ -11,6 +11,7 @@ between the lowest and the highest address ever handed out, or with `enable_vmm`
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import index
 
 from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.memory.allocator import Allocator, refuse_alloc, refuse_id
@@ -90,6 +91,7 @@ class MindSporeAllocator(Allocator):
     def alloc(self, id: Hashable, n_bytes: int, stream: int = 0, *, persistent: bool = False) -> int:
         if n_bytes <= 0 or id in self.live:
             return refuse_alloc(id, n_bytes, self.live, self._empty_ids)
+        n_bytes = index(n_bytes)
         size = (n_bytes + (BLOCK_ALIGN + 31 if self.pads else BLOCK_ALIGN - 1)) // BLOCK_ALIGN * BLOCK_ALIGN
         block = self._pool(stream, persistent).malloc(self, size) or self._serve_miss(
             size, stream, persistent

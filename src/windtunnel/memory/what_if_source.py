@@ -217,7 +217,8 @@ def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
 def _how_it_ended(recording: Recording) -> tuple[str, ...]:
     if recording.footer.get("status", "ok") == "ok":
         return ()
-    return (f"the script {recording.footer['status']}: this is what it did until then",)
+    ended = "was interrupted" if recording.footer["status"] == "interrupted" else "failed"
+    return (f"the script {ended}: this is what it did until then",)
 
 
 def _busiest_device(recording: Recording) -> int:

@@ -1,0 +1,1 @@
+"""Predicted against measured, and races against peers. `make bench` runs them all."""

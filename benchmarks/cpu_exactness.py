@@ -1,0 +1,121 @@
+"""Is `--device cpu` exact? Every program is run for real and dry, and compared allocation by allocation.
+
+    cpu_programs/*.py ──> real run, torch's profiler (measure_cpu.py) ──┐
+                     └──> windtunnel run --device cpu ────────────────┴──> peak difference, sequence agreement
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from windtunnel.events.file import read_recording
+from windtunnel.events.model import Kind
+
+__all__ = ["Comparison", "compare_program", "main", "programs"]
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One program: what was measured, what was predicted."""
+
+    name: str
+    measured_peak: int
+    predicted_peak: int
+    agreement: float  # share of allocations, per step, that agree in size and order
+    n_allocations: int
+    differences: tuple[str, ...]
+
+    @property
+    def peak_error(self) -> float:
+        return self.predicted_peak / self.measured_peak - 1
+
+
+def programs() -> list[Path]:
+    return sorted((_HERE / "cpu_programs").glob("*.py"))
+
+
+def compare_program(script: Path) -> Comparison:
+    """Run one program both ways."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = _measure(script, Path(folder) / "measured.json")
+        predicted = _predict(script, Path(folder) / "out")
+    agreed, total, differences = 0, 0, []
+    for step, (real, dry) in enumerate(zip(measured, predicted, strict=False)):
+        real_sizes, dry_sizes = [n for n in real if n > 0], [n for n in dry if n > 0]
+        matcher = difflib.SequenceMatcher(None, real_sizes, dry_sizes, autojunk=False)
+        agreed += sum(block.size for block in matcher.get_matching_blocks())
+        total += max(len(real_sizes), len(dry_sizes))
+        differences += _differences(step, matcher, real_sizes, dry_sizes)
+    return Comparison(script.stem, _peak(measured), _peak(predicted), agreed / total, total, tuple(differences))
+
+
+def _differences(step: int, matcher: difflib.SequenceMatcher[int], real: list[int], dry: list[int]) -> list[str]:
+    return [
+        f"step {step} at {i1}: real {real[i1:i2][:6]} dry {dry[j1:j2][:6]} after {real[max(0, i1 - 2) : i1]}"
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        if tag != "equal"
+    ]
+
+
+def _measure(script: Path, target: Path) -> list[list[int]]:
+    command = [sys.executable, str(_HERE / "measure_cpu.py"), str(script), str(target)]
+    subprocess.run(command, check=True, capture_output=True)
+    return json.loads(target.read_text(encoding="utf-8"))["steps"]
+
+
+def _predict(script: Path, folder: Path) -> list[list[int]]:
+    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "cpu", "--out", str(folder), str(script)]
+    subprocess.run(command, check=True, capture_output=True)
+    recording = read_recording(folder / "rank0" / "recording.arrows")
+    steps: list[list[int]] = [[]]
+    sizes: dict[int, int] = {}
+    columns = [recording.columns[name].tolist() for name in ("kind", "subject", "value")]
+    for kind, subject, value in zip(*columns, strict=True):
+        if kind == Kind.ALLOC:
+            sizes[subject] = value
+            steps[-1].append(value)
+        elif kind == Kind.FREE:
+            steps[-1].append(-sizes.pop(subject))
+        elif kind == Kind.STEP:
+            steps.append([])
+    return steps
+
+
+def _peak(steps: list[list[int]]) -> int:
+    live = highest = 0
+    for step in steps:
+        for n_bytes in step:
+            live += n_bytes
+            highest = max(highest, live)
+    return highest
+
+
+def main(names: list[str] | None = None) -> None:
+    table = Table(title="--device cpu against torch's profiler", box=None)
+    for column in ("program", "measured peak", "predicted peak", "error", "allocations", "sequence"):
+        table.add_column(column, justify="left" if column == "program" else "right")
+    console = Console()
+    for script in programs():
+        if names and script.stem not in names:
+            continue
+        found = compare_program(script)
+        table.add_row(found.name, f"{found.measured_peak:,}", f"{found.predicted_peak:,}", f"{found.peak_error:+.4%}",
+                      str(found.n_allocations), f"{found.agreement:.3%}")  # fmt: skip
+        if names:
+            console.print("\n".join(found.differences[:60]), markup=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,127 @@
+"""What the CPU's own kernels allocate, learned by running each distinct one once.
+
+    (op, shapes) first seen ──> run it for real under torch's profiler ──> order of allocations, scratch included
+
+Used when the simulated device is the CPU itself. Kernels take scratch no shape rule tells (oneDNN reorders a
+convolution's input into its own layout, depending on the processor): asking the kernel is exact, and costs half a
+millisecond per distinct operator. Operators too large to run are assumed to take none, and are named in the report.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
+
+from windtunnel.capture import torch_kernels as kernels
+from windtunnel.capture.torch_storage import world
+
+__all__ = ["install_cpu_kernels"]
+
+Tensor = torch.Tensor
+MEASURED_BYTES = 1 << 26  # inputs and outputs together; above this a kernel is not run
+_CONFIG = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+_ACTIVITIES = {ProfilerActivity.CPU}
+_empty_strided = torch.empty_strided
+
+
+def install_cpu_kernels() -> None:
+    """Let kernels ask what the CPU would allocate."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
+    kernels.pattern_of = measure_pattern
+
+
+def measure_pattern(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]) -> list[tuple[str, int, int]] | None:
+    """Allocation steps of one call: ("output", which, bytes), ("scratch", which, bytes), ("free", which, 0)."""
+    n_bytes = _argument_bytes((*args, *kwargs.values())) + sum(s[4] for s in outputs if _is_new(s))
+    if n_bytes > MEASURED_BYTES:
+        world.recorder.notice(f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted")
+        return None
+    made: dict[int, Tensor] = {}
+    real_args = [_real(a, made) for a in args]
+    real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
+    state = torch.random.get_rng_state()
+    try:
+        events, result = _profiled(op, real_args, real_kwargs)
+    except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
+        return None  # zeros are no valid input for this operator
+    finally:
+        torch.random.set_rng_state(state)
+    return _steps(events, result, outputs)
+
+
+def _profiled(op: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], Any]:
+    _prepare_profiler(_CONFIG, _ACTIVITIES)
+    _enable_profiler(_CONFIG, _ACTIVITIES)
+    try:
+        result = op(*args, **kwargs)
+    finally:
+        found = _disable_profiler()
+    events: list[tuple[int, int, int]] = []
+    for root in found.experimental_event_tree():
+        _collect(root, events)
+    return [(ptr, size) for _, ptr, size in sorted(events, key=lambda e: e[0])], result
+
+
+def _collect(event: Any, found: list[tuple[int, int, int]]) -> None:
+    if event.tag == _EventType.Allocation:
+        found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    for child in event.children:
+        _collect(child, found)
+
+
+def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> list[tuple[str, int, int]]:
+    """Name each allocation: one of the results, or scratch that is freed again."""
+    results = result if isinstance(result, (list, tuple)) else [result]
+    output_at = {r.untyped_storage().data_ptr(): i for i, r in enumerate(results) if isinstance(r, Tensor)
+                 and _is_new(outputs[i])}  # fmt: skip
+    last_at = {ptr: i for i, (ptr, size) in enumerate(events) if size > 0}
+    steps: list[tuple[str, int, int]] = []
+    scratch: dict[int, int] = {}
+    for i, (ptr, size) in enumerate(events):
+        if size > 0:
+            if ptr in output_at and last_at[ptr] == i:
+                steps.append(("output", output_at[ptr], size))
+            else:
+                scratch[ptr] = len(scratch) + sum(1 for s in steps if s[0] == "free")
+                steps.append(("scratch", scratch[ptr], size))
+        elif ptr in scratch:
+            steps.append(("free", scratch.pop(ptr), 0))
+    steps += [("free", which, 0) for which in scratch.values()]  # kept beyond the call by nobody we know
+    missing = {i for i, s in enumerate(outputs) if _is_new(s)} - {which for kind, which, _ in steps if kind == "output"}
+    return [*(("output", i, outputs[i][4]) for i in sorted(missing)), *steps]
+
+
+def _real(a: Any, made: dict[int, Tensor]) -> Any:
+    if isinstance(a, Tensor):
+        if kernels.sim_of(a) is None and a.dim() == 0:
+            return a
+        if id(a) not in made:
+            made[id(a)] = _zeros(a)
+        return made[id(a)]
+    if isinstance(a, (list, tuple)):
+        return [_real(each, made) for each in a]
+    return a
+
+
+def _zeros(a: Tensor) -> Tensor:
+    """Zeros with the same shape and strides: valid indices, no NaN."""
+    real = _empty_strided(a.shape, a.stride(), dtype=a.dtype)
+    return real.zero_()
+
+
+def _argument_bytes(values: Any) -> int:
+    total = 0
+    for a in values:
+        if isinstance(a, Tensor):
+            total += a.numel() * a.element_size()
+        elif isinstance(a, (list, tuple)):
+            total += _argument_bytes(a)
+    return total
+
+
+def _is_new(spec: Any) -> bool:
+    return isinstance(spec, tuple) and spec[0] == "new"
