@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from windtunnel.errors import UsageError
@@ -68,6 +69,14 @@ def test_out_of_memory_says_what_and_leaves_the_allocator_usable(name):
     allocator.free("a")
     allocator.alloc("c", 600 * MIB)
     assert allocator.peak_reserved_bytes <= GIB
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_may_be_numpy_integers(name):
+    plain, numpys = Allocator.named(name), Allocator.named(name)
+    for id, n_bytes in enumerate([3 * MIB, 500, 40 * MIB, 700]):
+        assert plain.alloc(id, n_bytes) == numpys.alloc(id, np.int64(n_bytes))
+    assert plain.segments() == numpys.segments()
 
 
 def test_rounding_and_segments_by_hand():

@@ -81,6 +81,17 @@ def test_a_run_repeats_itself(spec, operations):
     assert first.stats() == second.stats()
 
 
+@settings(max_examples=100, deadline=None)
+@given(version=st.sampled_from(["2.11", "2.12", "2.13"]), operations=operations)
+def test_the_written_out_search_is_the_general_one(version, operations):
+    fast, general = (Allocator.named("cuda", torch=version, device_bytes=200 * MIB) for _ in range(2))
+    general.is_plain = False
+    run(fast, operations)
+    run(general, operations)
+    assert fast.segments() == general.segments()
+    assert fast.stats() == general.stats()
+
+
 def run(allocator: Allocator, operations) -> dict[int, int]:
     """Do what can be done; return what is live: id -> bytes asked for."""
     asked: dict[int, int] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.memory import Allocator
 from windtunnel.memory.allocator_records import Segment, SegmentBlock
 from windtunnel.memory.cuda_addresses import RecordedAddresses
 from windtunnel.memory.cuda_allocator import CudaAllocator
@@ -40,6 +41,28 @@ def test_replay_matches_the_gpu(path: Path):
     assert allocator.n_allocs == recorded["allocs"]
     assert final_map(allocator, trace) == recorded_map(trace)
     assert allocator.peak_allocated_bytes == trace["derived_by_ref_sim"]["peak_allocated"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:3])
+def test_a_whole_run_needs_no_recorded_address(path: Path):
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    if trace["initial_segments"]:
+        pytest.skip("starts in the middle of a run")
+    allocator = Allocator.named("cuda", torch="2.11")
+    owner: dict[int, int] = {}  # recorded address -> our id
+    before = None
+    for index, (action, address, n_bytes, stream) in enumerate(trace["events"]):
+        if action == "alloc":
+            allocator.alloc(index, n_bytes, stream)
+            owner[address] = index
+        elif action == "free_requested":
+            allocator.free(owner.pop(address))
+        elif action == "segment_free" != before:
+            allocator.empty_cache()
+        before = action
+    recorded = trace["recorded"]
+    assert allocator.peak_reserved_bytes == recorded["peak_reserved"]
+    assert allocator.reserved_bytes == recorded["end_reserved"]
 
 
 def start_of(trace: dict) -> CudaAllocator:
