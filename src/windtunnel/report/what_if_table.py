@@ -134,7 +134,7 @@ def _below(result: WhatIf) -> Iterator[str]:
             failed.setdefault(f"{where}, asking for {asked}", []).append(outcome.choice.label)
     for where, labels in failed.items():
         yield f"out of memory at {where}: {', '.join(labels)}"
-    if any(o.n_retries for o in result.outcomes):
+    if any(o.fits and o.n_retries for o in result.outcomes):
         yield "retry: the allocator gives its whole cache back; it survives, and training stalls"
     for outcome in result.outcomes:
         if outcome.choice.conf.startswith(outcome.choice.label + ","):
@@ -203,10 +203,11 @@ def _best_of_all(result: WhatIf) -> str:
     if not best.fits:
         usable = f"{format_bytes(result.usable_bytes or 0)} usable on {result.device}"
         return f"None of them fits the {usable}: {_reserved(best)} is the least."
-    if best is not first:
+    gained = first.peak_reserved_bytes - best.peak_reserved_bytes
+    if not first.fits or gained > _WORTH_SAYING * first.peak_reserved_bytes:
         label = best.choice.label
         return f"{label} needs least: {_reserved(best)}, against {_reserved(first)} of {first.choice.label}."
-    rest = "; no other here needs less" if len(result.outcomes) > 1 else ""
+    rest = "; no other here needs clearly less" if len(result.outcomes) > 1 else ""
     return f"{first.choice.label} needs {_reserved(first)}{rest}."
 
 
