@@ -69,7 +69,7 @@ class Allocator:
 
     @staticmethod
     def named(
-        name: str, *, torch: str = "2.13", conf: str = "", device_bytes: int | str | None = None
+        name: str, *, torch: str = "2.13", conf: str | None = "", device_bytes: int | str | None = None
     ) -> Allocator:
         """Make the allocator `name` as PyTorch `torch` has it, set up by `conf`.
 
@@ -80,11 +80,11 @@ class Allocator:
             near = get_close_matches(str(name), builders, n=2, cutoff=0.4) or builders
             raise UsageError(f"there is no allocator {name!r}", hint=f"try {' or '.join(near)}")
         limit = None if device_bytes is None else parse_bytes(device_bytes)
-        return builders[name](torch=torch, conf=conf, device_bytes=limit)
+        return builders[name](torch=torch, conf=conf or "", device_bytes=limit)
 
     @staticmethod
     def from_spec(
-        spec: str, *, torch: str = "2.13", conf: str = "", device_bytes: int | str | None = None
+        spec: str, *, torch: str = "2.13", conf: str | None = "", device_bytes: int | str | None = None
     ) -> Allocator:
         """Make an allocator from `NAME[:key=value,…]`, e.g. `cuda:max_split_size_mb=64,torch=2.12`.
 
@@ -92,7 +92,7 @@ class Allocator:
         and is added after `conf`, so it wins.
         """
         name, _, options = spec.partition(":")
-        parts = [conf] if conf.strip() else []
+        parts = [conf] if conf and conf.strip() else []
         for option in _split_outside_brackets(options):
             key, equals, value = (text.strip() for text in option.partition("="))
             if not equals or not key or not value:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
+from typing import NoReturn
 
 from windtunnel.errors import UsageError
 
 __all__ = ["parse_conf", "read_flag", "read_share", "read_whole", "refuse_value"]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def parse_conf(conf: str, known_keys: Collection[str]) -> dict[str, str]:
@@ -34,7 +37,7 @@ def parse_conf(conf: str, known_keys: Collection[str]) -> dict[str, str]:
     return options
 
 
-def refuse_value(key: str, value: str, wanted: str) -> None:
+def refuse_value(key: str, value: str, wanted: str) -> NoReturn:
     raise UsageError(f"allocator option {key!r} cannot be {value!r}", hint=f"it wants {wanted}")
 
 
@@ -55,9 +58,7 @@ def read_share(
     text = options.get(key)
     if text is None:
         return default
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE) or not is_valid(
-        float(text)
-    ):
+    if not _NUMBER.fullmatch(text) or not is_valid(float(text)):
         refuse_value(key, text, f"a number {wanted}")
     return float(text)
 

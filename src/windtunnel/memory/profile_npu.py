@@ -50,6 +50,8 @@ def npu_rules(conf: str) -> CudaRules:
         is_reclaim_lazy=read_flag(options, "multi_stream_lazy_reclaim"),
         **placement_options(options),
     )
+    # large_segment_size_mb sets what expandable segments grow by; plain segments stay at 20 MiB.
+    rules = replace(rules, large_segment_bytes=20 * MIB)
     if rules.is_expandable:
         if rules.max_split_bytes != NEVER or rules.gc_threshold:
             raise UsageError(
