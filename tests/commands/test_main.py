@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,8 @@ from windtunnel.errors import (
     UsageError,
     WindtunnelError,
 )
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 # A new option is a promise: add it here, in the docs of its verb, and in the changelog.
 OPTIONS = {
@@ -49,6 +53,19 @@ def test_the_options_of_a_verb_are_frozen(verb):
     actions = [a for a in _parsers()[verb]._actions if not isinstance(a, argparse._HelpAction)]
     options = sorted(text for action in actions for text in action.option_strings)
     assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
+
+
+@pytest.mark.parametrize("verb", ["run", "replay"])
+def test_the_page_of_a_verb_names_every_option(verb):
+    page = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
+    assert [option for option in OPTIONS[verb] if option.startswith("-") and option not in page] == []
+
+
+def test_pages_link_only_to_pages_that_are_there():
+    pages = [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text())]
+    assert links
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).is_file()] == []
 
 
 @pytest.mark.parametrize("verb", OPTIONS)
