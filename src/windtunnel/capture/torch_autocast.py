@@ -177,7 +177,8 @@ def _cast(a: Any, dtype: torch.dtype) -> Any:
             return a
         return _cached_cast(a, dtype)
     if isinstance(a, (list, tuple)):
-        return [_cast(each, dtype) for each in a]
+        # The last argument first: C++ compilers evaluate torch's casts in this order, and order is placement.
+        return [_cast(each, dtype) for each in reversed(a)][::-1]
     return a
 
 

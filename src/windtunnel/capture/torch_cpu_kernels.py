@@ -17,7 +17,8 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
 
 from windtunnel.capture import torch_kernels as kernels
-from windtunnel.capture.torch_storage import world
+from windtunnel.capture.torch_frontend import simulate
+from windtunnel.capture.torch_storage import values_of, world
 
 __all__ = ["install_cpu_kernels"]
 
@@ -31,26 +32,49 @@ _empty_strided = torch.empty_strided
 def install_cpu_kernels() -> None:
     """Let kernels ask what the CPU would allocate."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
-    kernels.pattern_of = measure_pattern
+    kernels.ask_kernel = ask_cpu
+    _install_random_state()
 
 
-def measure_pattern(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]) -> list[tuple[str, int, int]] | None:
-    """Allocation steps of one call: ("output", which, bytes), ("scratch", which, bytes), ("free", which, 0)."""
+def ask_cpu(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]
+) -> tuple[list[Any], kernels.Pattern | None]:
+    """Run the operator on zeros of the same shapes; its results' layout and the order of its allocations."""
     n_bytes = _argument_bytes((*args, *kwargs.values())) + sum(s[4] for s in outputs if _is_new(s))
     if n_bytes > MEASURED_BYTES:
         world.recorder.notice(f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted")
-        return None
+        return outputs, None
     made: dict[int, Tensor] = {}
     real_args = [_real(a, made) for a in args]
     real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
-    state = torch.random.get_rng_state()
+    state = torch.default_generator.get_state()
     try:
         events, result = _profiled(op, real_args, real_kwargs)
     except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
-        return None  # zeros are no valid input for this operator
+        return outputs, None  # zeros are no valid input for this operator
     finally:
-        torch.random.set_rng_state(state)
-    return _steps(events, result, outputs)
+        torch.default_generator.set_state(state)
+    owned = {t.untyped_storage().data_ptr() for t in made.values()}  # an out= tensor that was resized
+    outputs = _as_returned(result, outputs)
+    steps = _steps([e for e in events if e[0] not in owned], result, outputs)
+    return outputs, kernels.Pattern(steps, _count_numbers(op, args))
+
+
+def _count_numbers(op: Any, args: tuple[Any, ...]) -> int:
+    """Python numbers where the schema wants a tensor: torch makes a tiny tensor of each before the kernel runs."""
+    wants_tensor = [str(a.type) == "Tensor" for a in op._schema.arguments]
+    return sum(1 for a, wanted in zip(args, wants_tensor, strict=False) if wanted and isinstance(a, (int, float, complex)))
+
+
+def _as_returned(result: Any, outputs: list[Any]) -> list[Any]:
+    """Shapes the meta kernel could not know (oneDNN's workspace) and strides as the kernel really gives them."""
+    results = result if isinstance(result, (list, tuple)) else [result]
+    found = []
+    for spec, r in zip(outputs, results, strict=True):
+        if _is_new(spec) and isinstance(r, Tensor):
+            spec = ("new", tuple(r.shape), tuple(r.stride()), r.dtype, r.untyped_storage().nbytes())
+        found.append(spec)
+    return found
 
 
 def _profiled(op: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], Any]:
@@ -125,3 +149,19 @@ def _argument_bytes(values: Any) -> int:
 
 def _is_new(spec: Any) -> bool:
     return isinstance(spec, tuple) and spec[0] == "new"
+
+
+def _install_random_state() -> None:
+    """The generator's state is a tensor of 5 KB, which checkpointing keeps: account it like any other."""
+    read, write = torch.random.get_rng_state, torch.random.set_rng_state
+
+    def get_rng_state() -> Tensor:
+        return simulate(read())
+
+    def set_rng_state(new_state: Tensor) -> None:
+        known = values_of(new_state)
+        if known is not None:
+            write(known)
+
+    for module in (torch, torch.random):
+        module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state  # type: ignore[attr-defined]

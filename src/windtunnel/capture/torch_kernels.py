@@ -34,28 +34,37 @@ _empty_meta = torch.empty_strided
 
 # op name ("aten::mm") -> handler(op, args, kwargs); filled by torch_operators.py before install_kernels.
 special: dict[str, Callable[..., Any]] = {}
-# What the target's kernel allocates and in which order, where it is more than its results; None: just those.
-pattern_of: Callable[[Any, tuple[Any, ...], dict[str, Any], list[Any]], list[tuple[str, int, int]] | None]
-pattern_of = lambda op, args, kwargs, outputs: None
+# What the target's kernel returns and allocates, where it can be asked: results as the meta kernel says, and the
+# order of allocations (None: the results in order). Replaced when the CPU itself is the device.
+ask_kernel: Callable[[Any, tuple[Any, ...], dict[str, Any], list[Any]], tuple[list[Any], Pattern | None]]
+ask_kernel = lambda op, args, kwargs, outputs: (outputs, None)
 # What autograd node belongs to which module path; set by torch_program.py.
 module_of_node: Callable[[Any], int] = lambda node: NO_NAME
-
-_CONSTRUCTORS_WITHOUT_MEMO = ("rand", "arange", "linspace")
-
 
 class DeviceMismatch(RuntimeError):
     """Tensors of one operator are on different devices, as torch itself would say it."""
 
 
+class Pattern:
+    """Allocation steps of one kernel: ("output" | "scratch" | "free", which, bytes)."""
+
+    __slots__ = ("n_numbers", "steps")
+
+    def __init__(self, steps: list[tuple[str, int, int]], n_numbers: int) -> None:
+        self.steps = steps
+        self.n_numbers = n_numbers  # the first so many scratch steps are Python numbers torch wraps into tensors
+
+
 class Entry:
     """What the memo holds: how to make the results of one operator on one set of shapes."""
 
-    __slots__ = ("out_is_list", "outputs", "pattern", "signature")
+    __slots__ = ("out_is_list", "outputs", "pattern", "resizes", "signature")
 
-    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, pattern: Any) -> None:
+    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, resizes: list[Any], pattern: Any) -> None:
         self.signature = signature
         self.outputs = outputs  # ("new", shape, strides, dtype, bytes) | ("arg", position) | None | plain value
         self.out_is_list = out_is_list  # 0 a single value, 1 a list, 2 a tuple
+        self.resizes = resizes  # (name of an out= argument, its new shape and strides)
         self.pattern = pattern  # allocation steps, or None: the outputs in order
 
 
@@ -71,7 +80,8 @@ def install_kernels() -> None:
         if not name.startswith("aten::"):
             continue
         if name not in special:
-            if has(name, "CompositeImplicitAutograd") or _is_quantized_or_sparse(name):
+            is_composite = has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+            if is_composite or _is_quantized_or_sparse(name):
                 continue
             if has(name, "CompositeExplicitAutograd") and (_is_view(name) or _stays_composite(name)):
                 continue
@@ -163,6 +173,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
     world.op = id
     results: list[Any] = []
     outputs: list[int] = []
+    for name, shape, strides in entry.resizes:
+        _resize_out(op, args, kwargs, name, shape, strides)
     if entry.pattern is not None:
         results = _follow_pattern(entry, op, args, kwargs, device, outputs)
     else:
@@ -196,29 +208,32 @@ def _follow_pattern(
     entry: Entry, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, outputs: list[int]
 ) -> list[Any]:
     """Allocate as the measured kernel does: results and scratch in its own order."""
-    wrapped = [_scratch(t.element_size(), device) for t in args if _is_host_number(t)]
+    skipped = entry.pattern.n_numbers if entry.pattern.n_numbers and _are_numbers_saved() else 0
     scratch: dict[int, Any] = {}
     results = [_argument(op, args, kwargs, s[1]) if s.__class__ is tuple and s[0] == "arg" else s for s in entry.outputs]
-    for kind, which, n_bytes in entry.pattern:
+    for kind, which, n_bytes in entry.pattern.steps:
         if kind == "output":
             spec = entry.outputs[which]
             results[which] = new_tensor(spec[1], spec[2], spec[3], device, spec[4])
             outputs.append(world.recorder.n_storages)
-        elif kind == "scratch":
-            scratch[which] = _scratch(n_bytes, device)
-        else:
+        elif kind == "free":
             del scratch[which]
-    del wrapped
+        elif skipped:
+            skipped -= 1
+            scratch[which] = None
+        else:
+            scratch[which] = _scratch(n_bytes, device)
     return results
+
+
+def _are_numbers_saved() -> bool:
+    """In backward, the number of `x * 2` is the one its node saved in forward: it is not made again."""
+    node = _current_node() if world.recorder.phase == _BACKWARD else None
+    return node is not None and hasattr(node, "_raw_saved_other")
 
 
 def _scratch(n_bytes: int, device: torch.device) -> Tensor:
     return new_tensor((n_bytes,), (1,), torch.uint8, device, n_bytes, store.WORKSPACE)
-
-
-def _is_host_number(a: Any) -> bool:
-    """A Python number that torch wrapped into a tiny tensor on its way here: eight bytes for the call."""
-    return isinstance(a, Tensor) and a.dim() == 0 and sim_of(a) is None and _is_wrapped_number(a)
 
 
 def locate_backward(recorder: Any) -> None:
@@ -274,12 +289,13 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
     meta_kwargs = {k: _META if k == "device" else _to_meta(a, as_meta) for k, a in kwargs.items()}
     if meta_kwargs.get("pin_memory"):
         meta_kwargs["pin_memory"] = False
-    with torch._C._DisableFuncTorch(), _plain_device():
+    with torch._C._DisableFuncTorch():
         result = op(*meta_args, **meta_kwargs)
     position = {id(m): i for i, m in enumerate([*meta_args, *meta_kwargs.values()]) if isinstance(m, Tensor)}
     is_list = 1 if isinstance(result, list) else 2 if isinstance(result, tuple) else 0
     outputs = [_output_spec(r, position) for r in (result if is_list else [result])]
-    _resize_outs(op, args, kwargs, meta_args, meta_kwargs)
+    outputs, pattern = ask_kernel(op, args, kwargs, outputs)
+    resizes = _resized_outs(op, args, kwargs, meta_args, meta_kwargs)
     recorder = world.recorder
     signature = recorder.writer.signature(
         Signature(
@@ -289,7 +305,7 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list
             _scalars_text(args, kwargs),
         )
     )
-    return Entry(signature, outputs, is_list, pattern_of(op, args, kwargs, outputs))
+    return Entry(signature, outputs, is_list, resizes, pattern)
 
 
 def _to_meta(a: Any, made: dict[int, Tensor]) -> Any:
@@ -306,16 +322,6 @@ def _to_meta(a: Any, made: dict[int, Tensor]) -> Any:
     return a
 
 
-class _plain_device:
-    """While torch's Python meta kernels run, `x.device` must be torch's own answer."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 def _output_spec(r: Any, position: dict[int, int]) -> Any:
     if not isinstance(r, Tensor):
         return r
@@ -325,15 +331,24 @@ def _output_spec(r: Any, position: dict[int, int]) -> Any:
     return ("new", shape, strides, r.dtype, store.span_bytes(shape, strides, r.element_size()))
 
 
-def _resize_outs(op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kwargs: dict[str, Any]) -> None:
-    """An `out=` tensor of the wrong size is resized by torch: do the same to the simulated one."""
-    for real, meta in [*zip(args, meta_args, strict=True), *((kwargs[k], meta_kwargs[k]) for k in kwargs)]:
-        if isinstance(real, Tensor) and isinstance(meta, Tensor) and meta.device.type == "meta" and real.shape != meta.shape:
-            sim = sim_of(real)
-            if sim is not None:
-                n_bytes = store.span_bytes(tuple(meta.shape), tuple(meta.stride()), meta.element_size())
-                storage = store.new_storage(n_bytes, sim.device)
-                store.set_storage(real, storage, 0, meta.shape, meta.stride())
+def _resized_outs(op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kwargs: dict[str, Any]) -> list[Any]:
+    """Which `out=` tensors torch would resize: their meta twins just were."""
+    names = [a.name for a in op._schema.arguments]
+    pairs = [*zip(names, args, meta_args, strict=False), *((k, kwargs[k], meta_kwargs[k]) for k in kwargs)]
+    return [
+        (name, tuple(meta.shape), tuple(meta.stride()))
+        for name, given, meta in pairs
+        if isinstance(given, Tensor) and isinstance(meta, Tensor) and given.shape != meta.shape
+    ]
+
+
+def _resize_out(op: Any, args: Any, kwargs: Any, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    names = [a.name for a in op._schema.arguments]
+    tensor = kwargs[name] if name in kwargs else args[names.index(name)]
+    sim = sim_of(tensor)
+    if sim is not None:
+        fresh = new_tensor(shape, strides, tensor.dtype, sim.device)
+        store.set_storage(tensor, fresh.untyped_storage(), 0, shape, strides)
 
 
 def _tensor_spec(t: Tensor) -> TensorSpec:
@@ -442,4 +457,6 @@ _CHOSEN_BY_DEVICE = frozenset({"aten::convolution", "aten::convolution_backward"
 
 
 def _is_quantized_or_sparse(name: str) -> bool:
+    if name.startswith("aten::mkldnn_rnn_layer"):
+        return False
     return any(word in name for word in ("sparse", "quantize", "mkldnn", "_nested", "q_", "qscheme", "coalesce"))

@@ -1,28 +1,27 @@
 """Make tensors without bytes, cheaply, and hear of it when their storage dies.
 
-    Mold(shape, strides, dtype) ──> cast() ──> Tensor on the simulated backend
-    torch drops the last reference to the storage ──> its deleter ──> on_death(storage id)
+    Mold(shape, strides, dtype) ──> cast(owner) ──> Tensor on the simulated backend
+    torch drops the last reference to the storage ──> DLPack deleter ──> owner is released (its __del__ runs)
 
-DLPack is the one public way to give a storage a deleter from Python. It also leaves the storage without a Python
-object, which matters: autograd accumulates gradients in place only when nothing else holds the storage, so a
-wrapper that kept it alive would show more memory than the device takes. Casting from a used mold costs a
-microsecond.
+DLPack is the one public way to give a storage a deleter from Python. The deleter is numpy's own: a C function that
+takes the interpreter lock, frees the struct and releases one Python object, whatever thread and whatever exception
+is under way (a Python callback could not: it would swallow a pending exception). The storage itself has no Python
+object, which matters too: autograd accumulates gradients in place only when nothing else holds the storage, so a
+wrapper would show more memory than the device takes.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
 from typing import Any
 
+import numpy as np
 import torch
 
-__all__ = ["Mold", "on_death", "storage_id"]
+__all__ = ["Mold", "storage_id"]
 
 storage_id = torch._C._storage_id  # the C++ storage's address: an identity that creates no Python object
-
-# Set by torch_storage: called with what was passed to cast() when the storage dies, in whatever thread that is.
-on_death: Callable[[Any], None] = lambda owner: None
 
 _FIRST_ADDRESS = 1 << 60  # nobody dereferences these; no real allocation can be there
 _EXTENSION_DEVICE = 12  # DLPack's kDLExtDev, which torch reads as PrivateUse1
@@ -35,85 +34,57 @@ _CODES = {
     torch.float8_e5m2: (12, 8), torch.float8_e5m2fnuz: (13, 8), torch.float8_e8m0fnu: (14, 8),
 }  # fmt: skip
 
+# struct DLManagedTensor: data, device, ndim|code|bits|lanes, shape, strides, byte_offset, manager_ctx, deleter
+_pack = struct.Struct("=QiiiBBHQQQQQ").pack
+_SIZE = 64
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
-
-
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_python = ctypes.pythonapi
+_malloc = _python.PyMem_Malloc
+_malloc.restype, _malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+_increase_references = _python.Py_IncRef
+_increase_references.restype, _increase_references.argtypes = None, (ctypes.py_object,)
+_new_capsule = _python.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_capsule_pointer = _python.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _from_dlpack = torch._C._from_dlpack
+_move = ctypes.memmove
 
 
-class _Slot:
-    """One managed tensor struct; serves one storage at a time, again and again."""
+def _numpy_deleter() -> int:
+    """Address of numpy's C function that ends the life of an exported array."""
+    capsule = np.zeros(1, np.uint8).__dlpack__()
+    start = _capsule_pointer(capsule, b"dltensor")
+    return ctypes.c_uint64.from_address(start + _SIZE - 8).value
 
-    __slots__ = ("address", "mold", "owner", "struct")
 
-
-_slots: dict[int, _Slot] = {}
+_DELETER = _numpy_deleter()
 _next_address = _FIRST_ADDRESS
-
-
-@_Deleter
-def _deleter(address: int) -> None:
-    slot = _slots[address]
-    owner, slot.owner = slot.owner, None
-    slot.mold.free.append(slot)
-    on_death(owner)
 
 
 class Mold:
     """All tensors of one shape, strides and dtype."""
 
-    __slots__ = ("code", "free", "n_bytes", "shape", "strides")
+    __slots__ = ("bits", "code", "n_bytes", "n_dims", "shape", "span", "strides")
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, n_bytes: int) -> None:
-        self.shape = (ctypes.c_int64 * len(shape))(*shape)
-        self.strides = (ctypes.c_int64 * len(shape))(*strides)
-        self.code = _CODES[dtype]
+        self.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        self.strides = (ctypes.c_int64 * max(len(shape), 1))(*strides)
+        self.n_dims = len(shape)
+        self.code, self.bits = _CODES[dtype]
         self.n_bytes = n_bytes
-        self.free: list[_Slot] = []
+        self.span = (n_bytes + 1023) // 512 * 512
 
     def cast(self, owner: Any) -> torch.Tensor:
-        """A new tensor; `owner` is handed to `on_death` when its storage dies."""
-        slot = self.free.pop() if self.free else self._new_slot()
-        slot.owner = owner
-        return _from_dlpack(_new_capsule(slot.address, b"dltensor", None))
-
-    def _new_slot(self) -> _Slot:
+        """A new tensor; `owner` is kept until its storage dies."""
         global _next_address
-        struct = _DLManagedTensor()
-        tensor = struct.tensor
-        tensor.data = _next_address
-        _next_address += (self.n_bytes + 1023) // 512 * 512
-        tensor.device_type, tensor.device_id = _EXTENSION_DEVICE, 0
-        tensor.ndim = len(self.shape)
-        tensor.code, tensor.bits = self.code
-        tensor.lanes = 1
-        tensor.shape, tensor.strides = self.shape, self.strides
-        struct.deleter = _deleter
-        slot = _Slot()
-        slot.struct, slot.mold, slot.owner = struct, self, None
-        slot.address = ctypes.addressof(struct)
-        _slots[slot.address] = slot
-        return slot
+        address = _next_address
+        _next_address = address + self.span
+        record = _pack(
+            address, _EXTENSION_DEVICE, 0, self.n_dims, self.code, self.bits, 1, ctypes.addressof(self.shape),
+            ctypes.addressof(self.strides), 0, id(owner), _DELETER,
+        )  # fmt: skip
+        start = _malloc(_SIZE)
+        _move(start, record, _SIZE)
+        _increase_references(owner)
+        return _from_dlpack(_new_capsule(start, b"dltensor", None))

@@ -48,7 +48,8 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     """Run the task to its end, whatever that is; the recording is closed and readable afterwards."""
     _set_environment(task)
     header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "rank": task.rank,
-              "world_size": task.world_size, "device": task.device.id, "level": task.level}  # fmt: skip
+              "world_size": task.world_size, "device": task.device.id, "level": task.level, "allocator": task.allocator,
+              "allocator_conf": task.allocator_conf}  # fmt: skip
     writer = RecordingWriter(task.recording_path, header)
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
     recorder.on_step = _step_counter(task.max_steps, on_step)

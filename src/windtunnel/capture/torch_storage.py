@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture import torch_molds
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_molds import Mold, storage_id
 from windtunnel.events.model import NO_NAME, Kind
@@ -64,6 +63,21 @@ class SimStorage:
         self.values: torch.Tensor | None = None  # the bytes, when they are few and known
 
 
+class _Life:
+    """Held by torch's storage alone: when it goes, the storage is gone."""
+
+    __slots__ = ("sim",)
+
+    def __init__(self, sim: SimStorage) -> None:
+        self.sim = sim
+
+    def __del__(self) -> None:
+        sim = self.sim
+        del sims[sim.key]
+        if sim.device_index >= 0:
+            _write_free(sim)
+
+
 sims: dict[int, SimStorage] = {}  # by storage_id
 _molds: dict[Any, Mold] = {}
 
@@ -74,16 +88,6 @@ def sim_of(tensor: torch.Tensor) -> SimStorage | None:
         return sims.get(storage_id(tensor))
     except (RuntimeError, NotImplementedError):
         return None  # sparse and other tensors without a storage
-
-
-def _bury(sim: SimStorage) -> None:
-    """torch dropped the last reference to this storage."""
-    del sims[sim.key]
-    if sim.device_index >= 0:
-        _write_free(sim)
-
-
-torch_molds.on_death = _bury
 
 
 def _write_free(sim: SimStorage) -> None:
@@ -117,7 +121,9 @@ def install_backend(recorder: Recorder, device_type: str, n_devices: int) -> Non
     from torch.utils import backend_registration
 
     name = device_type if device_type == "npu" else BACKEND
-    backend_registration._setup_privateuseone_for_python_backend(name)
+    module = backend_registration._DummyBackendModule()
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16, torch.float32]  # type: ignore[attr-defined]
+    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
     SIM = torch.device(name, 0)
     World.recorder = recorder
     World.device_type = device_type
@@ -147,7 +153,7 @@ def new_tensor(
     n_bytes = mold.n_bytes
     index = world.index_of_device.get(device, NO_DEVICE) if n_bytes else NO_DEVICE  # allocators see no empty requests
     sim = SimStorage(id, n_bytes, device, index)
-    tensor = mold.cast(sim)
+    tensor = mold.cast(_Life(sim))
     sim.key = key = storage_id(tensor)
     sims[key] = sim
     if index >= 0:
