@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_storage import sim_of
 
 __all__ = ["Attention", "choose_cpu", "choose_cuda", "install_attention"]
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture import torch_kernels as kernels
 from windtunnel.capture import torch_storage as store
-from windtunnel.capture.torch_frontend import resolve_device
+from windtunnel.capture.torch_named_device import resolve_device
 from windtunnel.capture.torch_storage import CPU, sim_of, world
 from windtunnel.units import format_bytes
 
@@ -80,7 +79,7 @@ def _to_device(storage: Any, location: str) -> Any:
         return None
     untyped = storage.untyped() if hasattr(storage, "untyped") else storage
     made = store.new_storage(untyped.nbytes(), resolve_device(location))
-    if untyped.nbytes() <= kernels.KNOWN_VALUE_LIMIT and untyped.device.type == "cpu":
+    if untyped.nbytes() <= store.KNOWN_VALUE_LIMIT and untyped.device.type == "cpu":
         store.sims[made._cdata].values = torch.empty(0, dtype=torch.uint8).set_(untyped).clone()
     return made
 

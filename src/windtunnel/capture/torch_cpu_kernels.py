@@ -14,11 +14,18 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
-from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    _EventType,
+    _ExperimentalConfig,
+)
 
-from windtunnel.capture import torch_kernels as kernels
-from windtunnel.capture.torch_frontend import simulate
-from windtunnel.capture.torch_storage import values_of, world
+from windtunnel.capture import torch_inference as inference
+from windtunnel.capture.torch_named_device import simulate
+from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_values import values_of
 
 __all__ = ["install_cpu_kernels"]
 
@@ -32,13 +39,13 @@ _empty_strided = torch.empty_strided
 def install_cpu_kernels() -> None:
     """Let kernels ask what the CPU would allocate."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
-    kernels.ask_kernel = ask_cpu
+    inference.ask_kernel = ask_cpu
     _install_random_state()
 
 
 def ask_cpu(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]
-) -> tuple[list[Any], kernels.Pattern | None]:
+) -> tuple[list[Any], inference.Pattern | None]:
     """Run the operator on zeros of the same shapes; its results' layout and the order of its allocations."""
     n_bytes = _argument_bytes((*args, *kwargs.values())) + sum(s[4] for s in outputs if _is_new(s))
     if n_bytes > MEASURED_BYTES:
@@ -57,7 +64,7 @@ def ask_cpu(
     owned = {t.untyped_storage().data_ptr() for t in made.values()}  # an out= tensor that was resized
     outputs = _as_returned(result, outputs)
     steps = _steps([e for e in events if e[0] not in owned], result, outputs)
-    return outputs, kernels.Pattern(steps, _count_numbers(op, args))
+    return outputs, inference.Pattern(steps, _count_numbers(op, args))
 
 
 def _count_numbers(op: Any, args: tuple[Any, ...]) -> int:
@@ -121,7 +128,7 @@ def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> li
 
 def _real(a: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(a, Tensor):
-        if kernels.sim_of(a) is None and a.dim() == 0:
+        if sim_of(a) is None and a.dim() == 0:
             return a
         if id(a) not in made:
             made[id(a)] = _zeros(a)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from windtunnel.capture import torch_streams as streams
-from windtunnel.capture.torch_frontend import resolve_device
+from windtunnel.capture.torch_named_device import resolve_device
 from windtunnel.capture.torch_storage import World, world
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Kind

@@ -16,8 +16,11 @@ import torch
 
 from windtunnel.capture import torch_kernels as kernels
 from windtunnel.capture import torch_storage as store
-from windtunnel.capture.torch_storage import CPU, new_tensor, sim_of, values_of, view_of, world
-from windtunnel.events.model import NO_NAME, Kind, Phase, Role
+from windtunnel.capture.torch_inference import tensor_spec
+from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, new_tensor, sim_of, view_of, world
+from windtunnel.capture.torch_strides import contiguous_strides, preserved_strides, strides_for
+from windtunnel.capture.torch_values import remember_values, values_of
+from windtunnel.events.model import Kind, Phase, Role, Signature
 
 __all__ = ["install_operators"]
 
@@ -81,7 +84,7 @@ def _lift(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 @_rule("set_.source_Storage_storage_offset")
 def _set_storage_offset(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     tensor, storage, offset, shape = args[:4]
-    strides = args[4] if len(args) > 4 and args[4] else _contiguous_strides(shape)
+    strides = args[4] if len(args) > 4 and args[4] else contiguous_strides(shape)
     return store.set_storage(tensor, storage, offset, shape, strides)
 
 
@@ -103,7 +106,7 @@ def _set_tensor(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 @_rule("resize_")
 def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     tensor, shape = args[0], tuple(args[1])
-    strides = _contiguous_strides(shape)
+    strides = contiguous_strides(shape)
     sim = sim_of(tensor)
     n_bytes = store.span_bytes(shape, strides, tensor.element_size())
     storage = tensor.untyped_storage()
@@ -119,7 +122,7 @@ def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     shape = tuple(args[0])
     memory_format = kwargs.get("memory_format") or (args[5] if len(args) > 5 else None)
-    return new_tensor(shape, _strides_for(shape, memory_format), kwargs.get("dtype") or torch.get_default_dtype(), _target())
+    return new_tensor(shape, strides_for(shape, memory_format), kwargs.get("dtype") or torch.get_default_dtype(), _target())
 
 
 @_rule("empty_strided")
@@ -147,10 +150,10 @@ def _copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             target.fill_(1)
         return target
     _broadcast_check(target, source)
-    if known is not None and to.n_bytes <= kernels.KNOWN_VALUE_LIMIT:
+    if known is not None and to.n_bytes <= KNOWN_VALUE_LIMIT:
         if to.values is None or target.numel() * target.element_size() == to.n_bytes:
             known = known.expand(target.shape) if known.shape != target.shape else known
-        store.remember_values(target, known, kernels.KNOWN_VALUE_LIMIT)
+        remember_values(target, known)
     else:
         to.values = None
     if to.device_index >= 0:
@@ -174,9 +177,9 @@ def _record_copy(target: Tensor, source: Tensor, to: store.SimStorage, come: sto
     key = (target.shape, target.stride(), target.dtype, source.shape, source.stride(), source.dtype, from_host)
     signature = _copy_signatures.get(key)
     if signature is None:
-        spec = kernels.Signature(
+        spec = Signature(
             "aten.copy_.default" if not from_host else "memcpy.host_to_device",
-            (kernels._tensor_spec(target), kernels._tensor_spec(source)), (), "",
+            (tensor_spec(target), tensor_spec(source)), (), "",
         )  # fmt: skip
         signature = _copy_signatures[key] = recorder.writer.signature(spec)
     kernels.locate_backward(recorder)
@@ -206,9 +209,9 @@ def _to_copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     shape = tuple(source.shape)
     memory_format = kwargs.get("memory_format")
     if memory_format in (None, torch.preserve_format):
-        strides = _preserved_strides(source)
+        strides = preserved_strides(source)
     else:
-        strides = _strides_for(shape, memory_format)
+        strides = strides_for(shape, memory_format)
     result = new_tensor(shape, strides, dtype, device)
     _copy(aten.copy_.default, (result, source), {})
     return result
@@ -263,7 +266,7 @@ def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     # CUDA and CPU both build (dim, n) and return it transposed
     result = _like(source, (rows, source.dim()), (1, rows) if source.dim() > 1 else (max(source.dim(), 1), 1), torch.int64)
     if found is not None:
-        store.remember_values(result, found, kernels.KNOWN_VALUE_LIMIT)
+        remember_values(result, found)
     return result
 
 
@@ -313,7 +316,7 @@ def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
     if tensor.dim() == 0 and sim is None:
         return tensor
-    moved = new_tensor(tuple(tensor.shape), _preserved_strides(tensor), tensor.dtype, wanted.device)
+    moved = new_tensor(tuple(tensor.shape), preserved_strides(tensor), tensor.dtype, wanted.device)
     return _copy(aten.copy_.default, (moved, tensor), {})
 
 
@@ -331,9 +334,9 @@ def _unique(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ten
     inverse = tuple(source.shape) if named.get("return_inverse") else (0,)
     counts = (n,) if named.get("return_counts") else (0,)
     return (
-        _like(source, shape, _contiguous_strides(shape), source.dtype),
-        _like(source, inverse, _contiguous_strides(inverse), torch.int64),
-        _like(source, counts, _contiguous_strides(counts), torch.int64),
+        _like(source, shape, contiguous_strides(shape), source.dtype),
+        _like(source, inverse, contiguous_strides(inverse), torch.int64),
+        _like(source, counts, contiguous_strides(counts), torch.int64),
     )
 
 
@@ -373,7 +376,7 @@ def _assert_async(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 def _unscale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # A simulated gradient is taken to be finite: GradScaler then steps, as it does on nearly every real step.
     found_inf = args[1]
-    store.remember_values(found_inf, torch.zeros(found_inf.shape, dtype=found_inf.dtype), kernels.KNOWN_VALUE_LIMIT)
+    remember_values(found_inf, torch.zeros(found_inf.shape, dtype=found_inf.dtype))
 
 
 @_rule("_amp_update_scale_")
@@ -399,7 +402,7 @@ def _pin_memory(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     return args[0]
 
 
-# -- strides ----------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------
 
 
 def _like(source: Tensor, shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
@@ -408,30 +411,6 @@ def _like(source: Tensor, shape: Any, strides: Any, dtype: torch.dtype) -> Tenso
 
 
 def _copied(real: Tensor, source: Tensor) -> Tensor:
-    made = _like(source, real.shape, _contiguous_strides(real.shape), real.dtype)
-    store.remember_values(made, real, kernels.KNOWN_VALUE_LIMIT)
+    made = _like(source, real.shape, contiguous_strides(real.shape), real.dtype)
+    remember_values(made, real)
     return made
-
-
-def _contiguous_strides(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(tuple(shape)):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _strides_for(shape: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
-        return _contiguous_strides(shape)
-    order = (0, 2, 3, 1) if memory_format is torch.channels_last else (0, 2, 3, 4, 1)
-    permuted = _contiguous_strides([shape[i] for i in order])
-    strides = [0] * len(shape)
-    for position, i in enumerate(order):
-        strides[i] = permuted[position]
-    return tuple(strides)
-
-
-def _preserved_strides(source: Tensor) -> tuple[int, ...]:
-    """Strides of `empty_like(source)`: kept when the tensor is dense, contiguous otherwise."""
-    return tuple(torch.empty_like(torch.empty_strided(source.shape, source.stride(), device="meta")).stride())

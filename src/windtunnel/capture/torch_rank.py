@@ -24,14 +24,15 @@ from windtunnel.capture import (
     torch_checkpoint,
     torch_compile,
     torch_composites,
+    torch_constructors,
     torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
-    torch_frontend,
     torch_kernels,
     torch_operators,
     torch_program,
     torch_storage,
+    torch_tensor_methods,
 )
 from windtunnel.capture.explain import explain
 from windtunnel.capture.recorder import Recorder
@@ -78,7 +79,8 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
         torch_cpu_kernels.install_cpu_kernels()
     torch_composites.install_composites(device.kind)
     torch_kernels.install_kernels()
-    torch_frontend.install_frontend()
+    torch_constructors.install_constructors()
+    torch_tensor_methods.install_tensor_methods()
     torch_attention.install_attention(_attention_of(device))
     torch_autocast.install_autocast()
     torch_cuda.install_device_module(device, n_devices, counters)

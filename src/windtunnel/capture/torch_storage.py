@@ -11,7 +11,6 @@ so a view keeps memory alive here exactly when it does on the device.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
@@ -23,16 +22,15 @@ from windtunnel.events.model import NO_NAME, Kind
 
 __all__ = [
     "CPU",
+    "KNOWN_VALUE_LIMIT",
     "SimStorage",
     "attach",
     "install_backend",
     "new_storage",
     "new_tensor",
-    "remember_values",
     "set_storage",
     "sim_of",
     "span_bytes",
-    "values_of",
     "view_of",
     "world",
 ]
@@ -40,6 +38,7 @@ __all__ = [
 BACKEND = "simulated"
 CPU = torch.device("cpu")
 WORKSPACE = 7
+KNOWN_VALUE_LIMIT = 1 << 18  # bytes: values of small tensors are carried along while every input is known
 SIM: torch.device  # set by install_backend: the PrivateUse1 device every simulated tensor has inside torch
 
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -210,42 +209,3 @@ def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
             return 0
         last += (size - 1) * stride
     return (last + 1) * itemsize
-
-
-# -- values, when they are few and known ------------------------------------------------------------------
-
-
-def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's real values on the CPU, if known (a real tensor's values always are)."""
-    sim = sim_of(tensor)
-    if sim is None:
-        return tensor
-    if sim.values is None:
-        return None
-    flat = sim.values.view(tensor.dtype) if sim.values.numel() else sim.values.view(tensor.dtype)
-    return torch.as_strided(flat, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-
-
-def remember_values(tensor: torch.Tensor, real: torch.Tensor, limit: int) -> None:
-    """Keep the values of a small simulated tensor that was just fully written."""
-    sim = sim_of(tensor)
-    if sim is None:
-        return
-    if sim.n_bytes > limit or real.device.type != "cpu":
-        sim.values = None
-        return
-    if sim.values is None:
-        if sim.n_bytes != real.numel() * real.element_size():
-            return  # only a part of the storage was written: the rest stays unknown
-        itemsize = tensor.element_size()
-        sim.values = _raw_empty(sim.n_bytes // itemsize * itemsize)
-    target = values_of(tensor)
-    if target is not None:
-        target.copy_(real)
-
-
-def _raw_empty(n_bytes: int) -> torch.Tensor:
-    return torch.frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
-
-
-_EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)

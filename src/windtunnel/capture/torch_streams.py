@@ -135,6 +135,6 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
 
 
 def _device(device: Any) -> torch.device:
-    from windtunnel.capture.torch_frontend import resolve_device
+    from windtunnel.capture.torch_named_device import resolve_device
 
     return world.default_device if device is None else resolve_device(device)

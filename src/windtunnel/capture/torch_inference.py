@@ -1,0 +1,141 @@
+"""What an operator returns: shapes, strides and types from torch's own meta kernels, asked once per signature.
+
+    (op, args) ──> infer ──> Entry: how to make the results, what else the kernel allocates, its signature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_storage import new_tensor, sim_of, world
+from windtunnel.events.model import Signature, TensorSpec
+
+__all__ = ["Entry", "Pattern", "infer", "resize_out", "tensor_spec"]
+
+Tensor = torch.Tensor
+_META = torch.device("meta")
+_empty_meta = torch.empty_strided  # torch's own, before constructors are replaced
+
+
+class Pattern:
+    """Allocation steps of one kernel: ("output" | "scratch" | "free", which, bytes)."""
+
+    __slots__ = ("n_numbers", "steps")
+
+    def __init__(self, steps: list[tuple[str, int, int]], n_numbers: int) -> None:
+        self.steps = steps
+        self.n_numbers = n_numbers  # the first so many scratch steps are Python numbers torch wraps into tensors
+
+
+class Entry:
+    """What the memo holds: how to make the results of one operator on one set of shapes."""
+
+    __slots__ = ("out_is_list", "outputs", "pattern", "resizes", "signature")
+
+    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, resizes: list[Any], pattern: Any) -> None:
+        self.signature = signature
+        self.outputs = outputs  # ("new", shape, strides, dtype, bytes) | ("arg", position or name) | None | plain value
+        self.out_is_list = out_is_list  # 0 a single value, 1 a list, 2 a tuple
+        self.resizes = resizes  # (name of an out= argument, its new shape and strides)
+        self.pattern = pattern  # allocation steps, or None: the outputs in order
+
+
+# What the target's kernel returns and allocates, where it can be asked: results as the meta kernel says, and the
+# order of allocations (None: the results in order). Replaced when the CPU itself is the device.
+ask_kernel: Callable[[Any, tuple[Any, ...], dict[str, Any], list[Any]], tuple[list[Any], Pattern | None]]
+ask_kernel = lambda op, args, kwargs, outputs: (outputs, None)
+
+
+def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Entry:
+    """Ask torch's meta kernel what this operator returns, and the target's kernel what it allocates."""
+    as_meta: dict[int, Tensor] = {}
+    meta_args = [_to_meta(a, as_meta) for a in args]
+    meta_kwargs = {k: _META if k == "device" else _to_meta(a, as_meta) for k, a in kwargs.items()}
+    if meta_kwargs.get("pin_memory"):
+        meta_kwargs["pin_memory"] = False
+    try:
+        result = op(*meta_args, **meta_kwargs)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"there is no shape rule for {op}: {error}") from None
+    position: dict[int, int | str] = {id(m): i for i, m in enumerate(meta_args) if isinstance(m, Tensor)}
+    position |= {id(m): name for name, m in meta_kwargs.items() if isinstance(m, Tensor)}
+    is_list = 1 if isinstance(result, list) else 2 if isinstance(result, tuple) else 0
+    outputs = [_output_spec(r, position) for r in (result if is_list else [result])]
+    outputs, pattern = ask_kernel(op, args, kwargs, outputs)
+    resizes = _resized_outs(op, args, kwargs, meta_args, meta_kwargs)
+    recorder = world.recorder
+    signature = recorder.writer.signature(
+        Signature(
+            str(op),
+            tuple(tensor_spec(t) for t in tensors),
+            tuple(_tensor_spec_of(s) for s in outputs if isinstance(s, tuple) and s[0] == "new"),
+            _scalars_text(args, kwargs),
+        )
+    )
+    return Entry(signature, outputs, is_list, resizes, pattern)
+
+
+def _to_meta(a: Any, made: dict[int, Tensor]) -> Any:
+    if isinstance(a, Tensor):
+        if a.dim() == 0 and sim_of(a) is None:
+            return a  # a host number: torch lets it meet any device, and its promotion rules must stay
+        if id(a) not in made:
+            made[id(a)] = _empty_meta(a.shape, a.stride(), dtype=a.dtype, device=_META)
+        return made[id(a)]
+    if isinstance(a, (list, tuple)):
+        return [_to_meta(each, made) for each in a]
+    if isinstance(a, torch.Generator):
+        return None
+    return a
+
+
+def _output_spec(r: Any, position: dict[int, int | str]) -> Any:
+    if not isinstance(r, Tensor):
+        return r
+    if id(r) in position:
+        return ("arg", position[id(r)])
+    shape, strides = tuple(r.shape), tuple(r.stride())
+    return ("new", shape, strides, r.dtype, store.span_bytes(shape, strides, r.element_size()))
+
+
+def _resized_outs(op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kwargs: dict[str, Any]) -> list[Any]:
+    """Which `out=` tensors torch would resize: their meta twins just were."""
+    names = [a.name for a in op._schema.arguments]
+    pairs = [*zip(names, args, meta_args, strict=False), *((k, kwargs[k], meta_kwargs[k]) for k in kwargs)]
+    return [
+        (name, tuple(meta.shape), tuple(meta.stride()))
+        for name, given, meta in pairs
+        if isinstance(given, Tensor) and isinstance(meta, Tensor) and given.shape != meta.shape
+    ]
+
+
+def resize_out(op: Any, args: Any, kwargs: Any, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    names = [a.name for a in op._schema.arguments]
+    tensor = kwargs[name] if name in kwargs else args[names.index(name)]
+    sim = sim_of(tensor)
+    if sim is not None:
+        fresh = new_tensor(shape, strides, tensor.dtype, sim.device)
+        store.set_storage(tensor, fresh.untyped_storage(), 0, shape, strides)
+
+
+def tensor_spec(t: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(t.shape), tuple(t.stride()), str(t.dtype)[6:])
+
+
+def _tensor_spec_of(spec: tuple[Any, ...]) -> TensorSpec:
+    return TensorSpec(spec[1], spec[2], str(spec[3])[6:])
+
+
+def _scalars_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def text(a: Any) -> str:
+        if isinstance(a, Tensor):
+            return "_"
+        if isinstance(a, (list, tuple)):
+            return "[" + ",".join(text(x) for x in a[:8]) + ("…]" if len(a) > 8 else "]")
+        return repr(a)
+
+    return ",".join([*(text(a) for a in args), *(f"{k}={text(a)}" for k, a in kwargs.items())])

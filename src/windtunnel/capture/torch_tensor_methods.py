@@ -1,0 +1,226 @@
+"""Methods of a tensor that speak of devices or leave them: `.to()`, `.device`, `.numpy()`, printing.
+
+    tensor.device                 ──> the device the program named
+    tensor.numpy(), print(tensor) ──> known values, or documented defaults that are reported
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_named_device import aiming_at, is_simulated_device, plain_device, resolve_device
+from windtunnel.capture.torch_operators import default_value
+from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_values import values_of
+
+__all__ = ["install_tensor_methods"]
+
+Tensor = torch.Tensor
+_plain_to = torch._C.TensorBase.to
+
+
+def install_tensor_methods() -> None:
+    Tensor.device = property(_device_of)  # type: ignore[assignment]
+    Tensor.is_cuda = property(lambda self: _device_of(self).type == "cuda")  # type: ignore[assignment]
+    Tensor.is_npu = property(lambda self: _device_of(self).type == "npu")  # type: ignore[attr-defined]
+    Tensor.is_cpu = property(lambda self: _device_of(self).type == "cpu")  # type: ignore[assignment]
+    Tensor.get_device = lambda self: -1 if (d := _device_of(self)).type == "cpu" else (d.index or 0)  # type: ignore[assignment]
+    Tensor.to = _to  # type: ignore[assignment]
+    Tensor.cuda = _mover("cuda")  # type: ignore[assignment]
+    Tensor.npu = _mover("npu")  # type: ignore[attr-defined]
+    Tensor.cpu = lambda self, memory_format=torch.preserve_format: self.to("cpu", memory_format=memory_format)  # type: ignore[assignment]
+    Tensor.type = _type(Tensor.type)  # type: ignore[assignment]
+    Tensor.numpy = _numpy(Tensor.numpy)  # type: ignore[assignment]
+    Tensor.__array__ = _array(Tensor.__array__)  # type: ignore[assignment]
+    Tensor.tolist = _tolist(Tensor.tolist)  # type: ignore[assignment]
+    Tensor.__repr__ = _repr(Tensor.__repr__)  # type: ignore[assignment]
+    Tensor.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)  # type: ignore[assignment]
+    Tensor.pin_memory = lambda self, device=None: self  # type: ignore[assignment]
+    Tensor.is_pinned = lambda self, device=None: _device_of(self).type == "cpu"  # type: ignore[assignment]
+    Tensor.share_memory_ = _unless_simulated(Tensor.share_memory_)  # type: ignore[assignment]
+    torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)  # type: ignore[assignment]
+    torch.UntypedStorage.nbytes = _storage_bytes(torch.UntypedStorage.nbytes)  # type: ignore[assignment]
+    torch.UntypedStorage.size = _storage_bytes(torch.UntypedStorage.size)  # type: ignore[assignment]
+
+
+def _device_of(self: Tensor) -> torch.device:
+    device = plain_device(self)
+    if device.type != store.SIM.type:
+        return device
+    sim = sim_of(self)
+    return sim.device if sim is not None else world.default_device
+
+
+def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    device = kwargs.pop("device", None)
+    if args:
+        first = args[0]
+        if isinstance(first, Tensor):
+            device, args = first.device, (first.dtype, *args[1:])
+        elif first is None or isinstance(first, (str, torch.device)) or first.__class__ is int:
+            device, args = first if first is not None else device, args[1:]
+            if args and args[0] is None:
+                args = args[1:]
+            elif args and args[0].__class__ is bool:  # to(device, non_blocking)
+                args = ()
+    if args and not isinstance(args[0], torch.dtype):
+        args = ()
+    sim = sim_of(self)
+    if device is None:
+        return _plain_to(self, *args, **kwargs) if args or kwargs else self
+    wanted = resolve_device(device)
+    if wanted == (sim.device if sim is not None else plain_device(self)):
+        return _plain_to(self, *args, **kwargs) if args or kwargs.keys() - {"non_blocking"} else self
+    if wanted.type == "meta":
+        return _plain_to(self, wanted, *args, **kwargs)
+    if not is_simulated_device(wanted) and wanted.type != "cpu":
+        raise RuntimeError(
+            f"the script moves a tensor to {wanted}, but the simulated device is {world.default_device}"
+            f" (choose a {wanted.type} device with --device)"
+        )
+    if sim is not None:
+        kwargs["copy"] = True  # inside torch both are the simulated backend: without this it would not copy
+    with aiming_at(wanted):
+        return _plain_to(self, store.SIM, *args, **kwargs)
+
+
+def _mover(device_type: str) -> Callable[..., Tensor]:
+    def move(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
+        if device is None:
+            device = device_type
+        elif device.__class__ is int:
+            device = torch.device(device_type, device)
+        kwargs = {"memory_format": memory_format} if memory_format is not None else {}
+        return self.to(device, **kwargs)
+
+    return move
+
+
+def _type(original: Callable[..., Any]) -> Callable[..., Any]:
+    def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+        if dtype is None:
+            name = original(self)
+            return name.replace(f"torch.{store.SIM.type}.", "torch." if self.device.type == "cpu" else f"torch.{self.device.type}.")
+        if isinstance(dtype, str) and ".cuda." in dtype:
+            return original(self.to("cuda"), dtype.replace(".cuda.", ".")) if False else self.to("cuda", _dtype_named(dtype))
+        if isinstance(dtype, str) and sim_of(self) is not None:
+            return self.to(_dtype_named(dtype))
+        return original(self, dtype)
+
+    return type_
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    """torch.cuda.HalfTensor -> torch.float16."""
+    kinds = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64,
+             "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Byte": torch.uint8, "Char": torch.int8,
+             "Bool": torch.bool}  # fmt: skip
+    return kinds[name.rsplit(".", 1)[-1].removesuffix("Tensor")]
+
+
+def _read(self: Tensor, what: str) -> Tensor:
+    """Real values for code that leaves torch: known ones, or defaults that are reported."""
+    known = values_of(self)
+    if known is not None:
+        return known.detach()
+    world.recorder.invent(what, default_value(self.dtype))
+    real = np.full(tuple(self.shape), 1, dtype=np.float32)
+    return torch.from_numpy(real).to(self.dtype)
+
+
+def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+    def numpy(self: Tensor, *, force: bool = False) -> Any:
+        if sim_of(self) is None:
+            return original(self, force=force)
+        if self.device.type != "cpu" and not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host"
+                " memory first."
+            )
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return original(_read(self, "tensor.numpy()"), force=force)
+
+    return numpy
+
+
+def _array(original: Callable[..., Any]) -> Callable[..., Any]:
+    def array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(self if sim_of(self) is None else _read(self, "numpy.asarray(tensor)"), *args, **kwargs)
+
+    return array
+
+
+def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tolist(self: Tensor) -> Any:
+        return original(self if sim_of(self) is None else _read(self, "tensor.tolist()"))
+
+    return tolist
+
+
+def _repr(original: Callable[..., str]) -> Callable[..., str]:
+    def text(self: Tensor, *, tensor_contents: Any = None) -> str:
+        sim = sim_of(self)
+        if sim is None:
+            return original(self, tensor_contents=tensor_contents)
+        known = values_of(self)
+        if known is not None and self.numel() <= 1000:
+            inner = original(known.detach())
+            return f"{inner[:-1]}, device='{sim.device}')" if sim.device.type != "cpu" else inner
+        world.recorder.invent("printing a device tensor", "…")
+        grad = ", requires_grad=True" if self.requires_grad and self.is_leaf else ""
+        return f"tensor(…, device='{sim.device}', size={tuple(self.shape)}, dtype={self.dtype}{grad})"
+
+    return text
+
+
+def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def deepcopy(self: Tensor, memo: dict[int, Any]) -> Tensor:
+        if sim_of(self) is None:
+            return original(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+            )
+        with torch.no_grad():
+            copied = self.detach().clone()
+        copied.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        if type(self) is not Tensor:
+            copied = copied.as_subclass(type(self))
+        copied.__dict__.update(self.__dict__)
+        memo[id(self)] = copied
+        return copied
+
+    return deepcopy
+
+
+def _unless_simulated(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda self: original(self) if sim_of(self) is None else self
+
+
+def _resize_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resize(self: torch.UntypedStorage, n_bytes: int) -> Any:
+        sim = store.sims.get(self._cdata)
+        if sim is None:
+            return original(self, n_bytes)
+        store.resize(sim, n_bytes)
+        return self
+
+    return resize
+
+
+def _storage_bytes(original: Callable[..., int]) -> Callable[..., int]:
+    def n_bytes(self: torch.UntypedStorage) -> int:
+        sim = store.sims.get(self._cdata)
+        return original(self) if sim is None else sim.n_bytes
+
+    return n_bytes

@@ -1,0 +1,94 @@
+"""Values of simulated tensors, while they are few and known: indices, lengths, masks, constants.
+
+    torch.arange(8, device="cuda").tolist() ──> the real numbers
+    loss.item()                             ──> unknown: a default, reported
+
+A small tensor whose inputs are all known is computed on the host as well; anything a device would have to compute
+from weights is unknown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, sim_of
+
+if TYPE_CHECKING:
+    from windtunnel.capture.torch_inference import Entry
+
+__all__ = ["follow_values", "forget", "remember_values", "values_of"]
+
+Tensor = torch.Tensor
+
+
+def values_of(tensor: Tensor) -> Tensor | None:
+    """The tensor's real values on the CPU, if known (a real tensor's values always are)."""
+    sim = sim_of(tensor)
+    if sim is None:
+        return tensor
+    if sim.values is None:
+        return None
+    flat = sim.values.view(tensor.dtype)
+    return torch.as_strided(flat, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def remember_values(tensor: Tensor, real: Tensor) -> None:
+    """Keep the values of a small simulated tensor that was just fully written."""
+    sim = sim_of(tensor)
+    if sim is None:
+        return
+    if sim.n_bytes > KNOWN_VALUE_LIMIT or real.device.type != "cpu":
+        sim.values = None
+        return
+    if sim.values is None:
+        if sim.n_bytes != real.numel() * real.element_size():
+            return  # only a part of the storage was written: the rest stays unknown
+        itemsize = tensor.element_size()
+        sim.values = _raw_empty(sim.n_bytes // itemsize * itemsize)
+    target = values_of(tensor)
+    if target is not None:
+        target.copy_(real)
+
+
+def _raw_empty(n_bytes: int) -> Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
+
+
+_EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
+def follow_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any], entry: Entry) -> None:
+    """Every input's values are known and few: compute the results for real as well."""
+    total = sum(s[4] for s in entry.outputs if s.__class__ is tuple and s[0] == "new")
+    if total > KNOWN_VALUE_LIMIT:
+        return
+    try:
+        real = op(*[_to_real(a) for a in args], **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()})
+    except (RuntimeError, NotImplementedError, TypeError, IndexError):
+        for r in results:
+            forget(r)
+        return
+    for sim_result, real_result in zip(results, real if entry.out_is_list else [real], strict=False):
+        if isinstance(sim_result, Tensor) and isinstance(real_result, Tensor):
+            remember_values(sim_result, real_result)
+
+
+def _to_real(a: Any) -> Any:
+    if isinstance(a, Tensor):
+        return values_of(a)
+    if isinstance(a, (list, tuple)):
+        return [_to_real(each) for each in a]
+    return a
+
+
+def forget(a: Any) -> None:
+    if isinstance(a, Tensor):
+        sim = sim_of(a)
+        if sim is not None:
+            sim.values = None
+    elif isinstance(a, (list, tuple)):
+        for each in a:
+            forget(each)
