@@ -7,6 +7,7 @@ Everything that replaces a part of torch is installed here, once, before the scr
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -88,6 +89,7 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     torch_compile.install_compile(recorder)
     torch_distributed.install_distributed(recorder, task.rank, task.world_size)
     torch_program.install_program(recorder)
+    gc.freeze()  # torch's own half million objects: the collector need not walk them again in every step
 
 
 def _attention_of(device: Any) -> Callable[[torch_attention.Attention], str]:

@@ -1,0 +1,8 @@
+"""`make bench`: every table, one after the other."""
+
+from benchmarks import allocator_speed, cpu_exactness, large_models, step_speed
+
+step_speed.main()
+allocator_speed.main()
+large_models.main()
+cpu_exactness.main()
