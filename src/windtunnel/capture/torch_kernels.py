@@ -4,9 +4,8 @@
                                    │              └─ miss: ask torch's own meta kernel once
                                    └──> new outputs (ALLOC rows), one OP row
 
-Kernels sit below autograd and autocast, where a device's kernels sit, and are registered with the dispatcher
-itself, so they serve every thread (autograd's device thread, data loaders) without any mode being active.
-Operators that torch composes from others (CompositeImplicit) and plain views stay torch's own C++.
+Kernels sit below autograd and autocast, where a device's kernels sit. torch_registration.py says which operators
+come here.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from windtunnel.capture.torch_storage import CPU, WORKSPACE, new_tensor, sim_of,
 from windtunnel.capture.torch_values import follow_values, forget
 from windtunnel.events.model import NO_NAME, Kind, Phase
 
-__all__ = ["DeviceMismatch", "call_kernel", "install_kernels", "kernel_for", "locate_backward", "run_generic", "special"]
+__all__ = ["DeviceMismatch", "call_kernel", "kernel_for", "locate_backward", "run_generic"]
 
 Tensor = torch.Tensor
 _BACKWARD = int(Phase.BACKWARD)
 _OP = int(Kind.OP)
 _current_node = torch._C._current_autograd_node
 
-# op name ("aten::mm") -> handler(op, args, kwargs); filled by torch_operators.py before install_kernels.
-special: dict[str, Callable[..., Any]] = {}
 # What autograd node belongs to which module path; set by torch_program.py.
 module_of_node: Callable[[Any], int] = lambda node: NO_NAME
 
@@ -39,34 +36,11 @@ class DeviceMismatch(RuntimeError):
 
 
 _memo: dict[Any, Entry] = {}
-_lib = torch.library.Library("aten", "IMPL")
-_any_lib = torch.library.Library("_", "IMPL")
-
-
-def install_kernels() -> None:
-    """Register a kernel for every aten operator that a device must bring itself."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith("aten::"):
-            continue
-        if name not in special:
-            is_composite = has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
-            if is_composite or _is_quantized_or_sparse(name):
-                continue
-            if has(name, "CompositeExplicitAutograd") and (_is_view(name) or _stays_composite(name)):
-                continue
-        _lib.impl(name[6:], kernel_for(_overload(name)), "PrivateUse1")
-    _any_lib.fallback(call_kernel, "PrivateUse1")
 
 
 def kernel_for(op: Any) -> Callable[..., Any]:
-    """The Python kernel of one operator overload."""
-    handler = special.get(op._schema.name + ("." + op._overloadname if op._overloadname != "default" else ""))
-    if handler is None:
-        handler = special.get(op._schema.name)
-    if handler is not None:
-        return lambda *args, **kwargs: handler(op, args, kwargs)
-    written = tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    """The Python kernel of one operator overload: its results at once, from the memo."""
+    written = written_arguments(op)
     is_random = torch.Tag.nondeterministic_seeded in op.tags
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -75,16 +49,19 @@ def kernel_for(op: Any) -> Callable[..., Any]:
     return kernel
 
 
+def written_arguments(op: Any) -> tuple[int, ...]:
+    """Positions of the arguments an operator writes to."""
+    return tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
 def call_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The fallback for operators outside aten: their own registered fake (meta) kernel gives the shapes."""
-    written = tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
-    return _run(op, args, kwargs, written, True)
+    return _run(op, args, kwargs, written_arguments(op), True)
 
 
 def run_generic(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator without a special handler does; for handlers that only adjust their arguments."""
-    written = tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
-    return _run(op, args, kwargs, written, torch.Tag.nondeterministic_seeded in op.tags)
+    return _run(op, args, kwargs, written_arguments(op), torch.Tag.nondeterministic_seeded in op.tags)
 
 
 def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...], is_random: bool) -> Any:
@@ -262,30 +239,3 @@ def _mismatch(op: Any, tensors: list[Tensor]) -> DeviceMismatch:
         f"Expected all tensors to be on the same device, but found at least two devices, {' and '.join(seen[:2])}!"
         f" (when running {op})"
     )
-
-
-def _overload(name: str) -> Any:
-    base, _, overload = name[6:].partition(".")
-    return getattr(getattr(torch.ops.aten, base), overload or "default")
-
-
-def _is_view(name: str) -> bool:
-    schema = _overload(name)._schema
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-
-
-def _stays_composite(name: str) -> bool:
-    """On the CPU torch's own composition runs, down to the kernels, exactly as without us."""
-    if world.device_type != "cpu" or name in _CHOSEN_BY_DEVICE:
-        return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
-
-
-# Compositions that ask which device a tensor is on, and so must be taken before they ask.
-_CHOSEN_BY_DEVICE = frozenset({"aten::convolution", "aten::convolution_backward", "aten::_convolution", "aten::_to_copy"})
-
-
-def _is_quantized_or_sparse(name: str) -> bool:
-    if name.startswith("aten::mkldnn_rnn_layer"):
-        return False
-    return any(word in name for word in ("sparse", "quantize", "mkldnn", "_nested", "q_", "qscheme", "coalesce"))

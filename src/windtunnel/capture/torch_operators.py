@@ -22,23 +22,22 @@ from windtunnel.capture.torch_strides import contiguous_strides, preserved_strid
 from windtunnel.capture.torch_values import remember_values, values_of
 from windtunnel.events.model import Kind, Phase, Role, Signature
 
-__all__ = ["install_operators"]
+__all__ = ["default_value", "special"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
+special: dict[str, Callable[..., Any]] = {}  # operator name with overload -> handler(op, args, kwargs)
+
+
 def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(handler: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            kernels.special["aten::" + name] = handler
+            special["aten::" + name] = handler
         return handler
 
     return register
-
-
-def install_operators() -> None:
-    """Importing this module filled the table; this names the moment."""
 
 
 # -- views and storages -----------------------------------------------------------------------------------

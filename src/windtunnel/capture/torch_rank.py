@@ -29,9 +29,8 @@ from windtunnel.capture import (
     torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
-    torch_kernels,
-    torch_operators,
     torch_program,
+    torch_registration,
     torch_storage,
     torch_tensor_methods,
 )
@@ -75,11 +74,10 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     device = task.device
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
     torch_storage.install_backend(recorder, device.kind, n_devices)
-    torch_operators.install_operators()
     if device.kind == "cpu":
         torch_cpu_kernels.install_cpu_kernels()
     torch_composites.install_composites(device.kind)
-    torch_kernels.install_kernels()
+    torch_registration.install_kernels()
     torch_constructors.install_constructors()
     torch_tensor_methods.install_tensor_methods()
     torch_attention.install_attention(_attention_of(device))

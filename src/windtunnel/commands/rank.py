@@ -1,12 +1,14 @@
 """Run one simulated rank in this process (internal: `windtunnel run` starts it).
 
-    python -m windtunnel.commands.rank TASK.json PROGRESS_FD
+    TASK.json PROGRESS_FD ──> the script on the simulated device ──> recording, exit code
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,35 +20,68 @@ from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
 from windtunnel.memory.live import LiveMemory
 
-__all__ = ["main", "simulate_rank"]
+__all__ = ["CANNOT_RECORD", "OUR_BUG", "simulate_rank", "start"]
+
+OUR_BUG, CANNOT_RECORD = 70, 74  # exit codes no script is likely to choose (those of sysexits.h)
 
 
-def simulate_rank(task: RankTask, program: Callable[[], Any] | None, on_step: Callable[[int], None] | None) -> int:
-    """Simulate a rank; returns 0 if the program ended well, 3 if it failed, 130 if it was interrupted."""
+def simulate_rank(
+    task: RankTask, program: Callable[[], Any] | None, on_step: Callable[[int], None] | None
+) -> int:
+    """Simulate a rank; returns 0 if the program ended well, 3 if not, or one of the codes above."""
+    writers: list[RecordingWriter] = []
 
     def make_counters(writer: RecordingWriter, path: Path) -> LiveMemory:
-        return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
+        writers.append(writer)
+        _flush_on_sudden_exit(writer)
+        return LiveMemory(
+            writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf)
+        )
 
     outcome = load("capture", "rank", "torch").run_rank(task, make_counters, program, on_step)
-    return {"ok": 0, "interrupted": 130}.get(outcome["status"], 3)
+    if any(writer.failure for writer in writers):
+        return CANNOT_RECORD
+    return 0 if outcome["status"] == "ok" else 3
 
 
-def main(argv: list[str]) -> int:
-    task = RankTask.from_json(Path(argv[0]).read_text(encoding="utf-8"))
-    progress = int(argv[1])
+def _flush_on_sudden_exit(writer: RecordingWriter) -> None:
+    """A script may leave by os._exit, which runs nothing more: what it did so far is written first."""
+    leave, process = os._exit, os.getpid()
+
+    def _exit(status: int) -> None:
+        if os.getpid() == process:
+            writer.flush()
+        leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _run_task(task_file: str, progress: int) -> int:
+    task = RankTask.from_json(Path(task_file).read_text(encoding="utf-8"))
 
     def on_step(n_steps: int) -> None:
-        os.write(progress, f"{n_steps}\n".encode())
+        try:
+            os.write(progress, b"%d\n" % n_steps)
+        except BrokenPipeError:
+            signal.raise_signal(signal.SIGINT)  # windtunnel is gone: nobody waits for this rank
 
     try:
         return simulate_rank(task, None, on_step)
     except WindtunnelError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        return OUR_BUG
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # nothing of the simulated torch needs a tidy shutdown, and it can take seconds
+def start() -> None:
+    """The program of a rank's process."""
+    leave = os._exit
+    code = _run_task(sys.argv[1], int(sys.argv[2]))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the script closed it
+    leave(code)  # nothing of the simulated torch needs a tidy shutdown, and it can take seconds
