@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from windtunnel.events.file import read_recording
-from windtunnel.events.model import Kind
+from windtunnel.events.model import Kind, Recording, Role
 
 __all__ = ["Comparison", "compare_program", "main", "programs"]
 
@@ -35,6 +35,7 @@ class Comparison:
     agreement: float  # share of allocations, per step, that agree in size and order
     n_allocations: int
     differences: tuple[str, ...]
+    scratch_kernels: tuple[str, ...]  # kernels that allocate beyond their results, as asked of the CPU itself
 
     @property
     def peak_error(self) -> float:
@@ -49,7 +50,8 @@ def compare_program(script: Path) -> Comparison:
     """Run one program both ways."""
     with tempfile.TemporaryDirectory() as folder:
         measured = _measure(script, Path(folder) / "measured.json")
-        predicted = _predict(script, Path(folder) / "out")
+        recording = _dry_run(script, Path(folder) / "out")
+    predicted = _steps(recording)
     agreed, total, differences = 0, 0, []
     for step, (real, dry) in enumerate(zip(measured, predicted, strict=False)):
         real_sizes, dry_sizes = [n for n in real if n > 0], [n for n in dry if n > 0]
@@ -57,7 +59,9 @@ def compare_program(script: Path) -> Comparison:
         agreed += sum(block.size for block in matcher.get_matching_blocks())
         total += max(len(real_sizes), len(dry_sizes))
         differences += _differences(step, matcher, real_sizes, dry_sizes)
-    return Comparison(script.stem, _peak(measured), _peak(predicted), agreed / total, total, tuple(differences))
+    return Comparison(
+        script.stem, _peak(measured), _peak(predicted), agreed / total, total, tuple(differences), _scratch(recording)
+    )
 
 
 def _differences(step: int, matcher: difflib.SequenceMatcher[int], real: list[int], dry: list[int]) -> list[str]:
@@ -74,10 +78,13 @@ def _measure(script: Path, target: Path) -> list[list[int]]:
     return json.loads(target.read_text(encoding="utf-8"))["steps"]
 
 
-def _predict(script: Path, folder: Path) -> list[list[int]]:
+def _dry_run(script: Path, folder: Path) -> Recording:
     command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "cpu", "--out", str(folder), str(script)]
     subprocess.run(command, check=True, capture_output=True)
-    recording = read_recording(folder / "rank0" / "recording.arrows")
+    return read_recording(folder / "rank0" / "recording.arrows")
+
+
+def _steps(recording: Recording) -> list[list[int]]:
     steps: list[list[int]] = [[]]
     sizes: dict[int, int] = {}
     columns = [recording.columns[name].tolist() for name in ("kind", "subject", "value")]
@@ -92,6 +99,20 @@ def _predict(script: Path, folder: Path) -> list[list[int]]:
     return steps
 
 
+def _scratch(recording: Recording) -> tuple[str, ...]:
+    """Operators that took more than a few bytes of scratch, most first."""
+    columns = recording.columns
+    is_op = columns["kind"] == Kind.OP
+    signature = dict(zip(columns["subject"][is_op].tolist(), columns["value"][is_op].tolist(), strict=True))
+    is_scratch = (columns["kind"] == Kind.ALLOC) & (columns["role"] == Role.WORKSPACE) & (columns["value"] > 64)
+    total: dict[str, int] = {}
+    for op, n_bytes in zip(columns["extra"][is_scratch].tolist(), columns["value"][is_scratch].tolist(), strict=True):
+        if op in signature:
+            name = recording.signatures[signature[op]].name.removeprefix("aten.").removesuffix(".default")
+            total[name] = total.get(name, 0) + n_bytes
+    return tuple(sorted(total, key=lambda name: -total[name]))
+
+
 def _peak(steps: list[list[int]]) -> int:
     live = highest = 0
     for step in steps:
@@ -103,15 +124,15 @@ def _peak(steps: list[list[int]]) -> int:
 
 def main(names: list[str] | None = None) -> None:
     table = Table(title="--device cpu against torch's profiler", box=None)
-    for column in ("program", "measured peak", "predicted peak", "error", "allocations", "sequence"):
-        table.add_column(column, justify="left" if column == "program" else "right")
+    for column in ("program", "measured peak", "predicted peak", "error", "allocations", "sequence", "kernels with hidden scratch"):
+        table.add_column(column, justify="left" if column[0] in "pk" and column != "predicted peak" else "right")
     console = Console()
     for script in programs():
         if names and script.stem not in names:
             continue
         found = compare_program(script)
         table.add_row(found.name, f"{found.measured_peak:,}", f"{found.predicted_peak:,}", f"{found.peak_error:+.4%}",
-                      str(found.n_allocations), f"{found.agreement:.3%}")  # fmt: skip
+                      str(found.n_allocations), f"{found.agreement:.3%}", ", ".join(found.scratch_kernels))  # fmt: skip
         if names:
             console.print("\n".join(found.differences[:60]), markup=False)
     console.print(table)

@@ -1,0 +1,67 @@
+"""Whole scripts as people write them, unmodified, through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_DEMO = Path(__file__).parents[2] / "examples" / "qwen25_7b.py"
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[int, dict, str]:
+    """Exit code, report.json and output of `windtunnel run`."""
+    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", str(tmp_path / "out"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    return done.returncode, json.loads((tmp_path / "out" / "report.json").read_text()), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_nanogpt_with_autocast_compile_and_fused_adamw(tmp_path, dtype):
+    code, report, output = run(tmp_path, str(_SCRIPTS / "nanogpt.py"), "--device=cuda", f"--dtype={dtype}")
+    rank = report["ranks"][0]
+    assert (code, rank["status"], rank["steps"]) == (0, "ok", 3), output
+    assert "torch.compile ran eagerly" in output
+    assert rank["at_peak_bytes"]["activations"] > rank["at_peak_bytes"]["inputs"] > 0
+    # 137 k float32 parameters: weights, gradients, and twice that in Adam's moments (512-byte blocks add a little)
+    assert rank["at_peak_bytes"]["optimizer"] == pytest.approx(2 * rank["at_peak_bytes"]["weights"], rel=0.05)
+    assert any(u["where"].startswith("nanogpt.py:") for u in rank["unknown_values"])
+
+
+def test_hugging_face_trainer_with_bf16_and_checkpointing(tmp_path):
+    code, report, output = run(tmp_path, str(_SCRIPTS / "hf_trainer.py"), str(tmp_path / "checkpoints"))
+    assert (code, report["ranks"][0]["steps"]) == (0, 4), output
+    assert "trained on cuda:0 steps 4" in output
+    assert "saved nothing to" in output
+
+
+def test_accelerate_loop(tmp_path):
+    code, report, output = run(tmp_path, str(_SCRIPTS / "accelerate_loop.py"))
+    assert (code, report["ranks"][0]["steps"]) == (0, 4), output
+    assert "device cuda" in output
+
+
+@pytest.mark.parametrize("rank", [0, 13])
+def test_distributed_data_parallel_as_any_rank(tmp_path, rank):
+    code, report, output = run(tmp_path, "--world-size", "16", "--rank", str(rank), str(_SCRIPTS / "ddp.py"))
+    found = report["ranks"][0]
+    assert (code, found["rank"], found["steps"], report["world_size"]) == (0, rank, 4, 16), output
+    assert f"rank {rank} of 16 on cuda:{rank % 8}" in output
+    assert found["at_peak_bytes"]["communication"] > 0  # DDP's buckets
+
+
+def test_a_7b_model_does_not_fit_and_then_does(tmp_path):
+    code, report, output = run(tmp_path, str(_DEMO), "--batch-size", "4", "--steps", "2")
+    rank = report["ranks"][0]
+    assert (code, rank["status"], report["fits"]) == (4, "oom", False), output
+    assert rank["at_peak_bytes"]["activations"] == max(rank["at_peak_bytes"].values())
+    code, report, output = run(tmp_path, "--force", str(_DEMO), "--batch-size", "1", "--checkpointing", "--steps", "3")
+    rank = report["ranks"][0]
+    assert (code, report["fits"], rank["steps"]) == (0, True, 3), output
+    # 7,615,616,512 bf16 parameters; what is above are the roundings of 339 blocks
+    assert rank["at_peak_bytes"]["weights"] - 2 * 7_615_616_512 < 339 * 512
+    assert rank["at_peak_bytes"]["optimizer"] >= 4 * 7_615_616_512
