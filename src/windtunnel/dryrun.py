@@ -1,19 +1,32 @@
 """`windtunnel.dry_run`: the same dry run from Python, for a script or for a function.
 
-    report = windtunnel.dry_run(train, device="h100")     # a function of this process, run in a forked child
-    report = windtunnel.dry_run("train.py", level=1)      # a script, as on the command line
+report = windtunnel.dry_run(train, device="h100")     # a function of this process, run in a forked child
+report = windtunnel.dry_run("train.py", level=1)      # a script, as on the command line
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.commands.rank import simulate_rank
-from windtunnel.commands.simulation import RunRequest, prepare_folder, simulate, summarise, task_of
+from windtunnel.capture.task import RankTask
+from windtunnel.commands.rank import OUR_BUG, simulate_rank
+from windtunnel.commands.simulation import (
+    RunRequest,
+    check_request,
+    conf_of_environment,
+    prepare_folder,
+    simulate,
+    summarise,
+    task_of,
+)
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.result import RunResult
@@ -33,34 +46,86 @@ def dry_run(
     steps: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> RunResult:
-    """Dry-run a function or a script; returns the fields of report.json. Prints nothing."""
-    if level not in (0, 1):
-        raise UsageError(f"level {level} is not built yet", hint="use level 0 or 1")
+    """Dry-run a function or a script; returns the fields of report.json. Prints nothing.
+
+    The files of the run, its output among them, stay in the folder `out`; without it they are removed.
+    A function runs in a forked child: this process, its torch and its variables stay as they are.
+    """
     profile = find_device(device)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="windtunnel-"))
-    prepare_folder(folder, force=True)
-    n_cards = world_size or 1
+    n_cards = 1 if world_size is None else world_size
+    chosen = allocator or profile.allocator
     request = RunRequest(
-        str(fn_or_script) if not callable(fn_or_script) else getattr(fn_or_script, "__name__", "function"),
-        tuple(arguments), False, profile, allocator or profile.allocator, "", (rank,), n_cards, min(n_cards, 8),
-        world_size is not None, level, steps, False, False, folder, 1,
-    )  # fmt: skip
+        script=getattr(fn_or_script, "__name__", "function") if callable(fn_or_script) else str(fn_or_script),
+        arguments=tuple(arguments),
+        is_module=False,
+        device=profile,
+        allocator=chosen,
+        allocator_conf=conf_of_environment(chosen),
+        ranks=(rank,),
+        world_size=n_cards,
+        nproc_per_node=max(1, min(n_cards, 8)),
+        is_launched=world_size is not None,
+        level=level,
+        max_steps=steps,
+        writes_blocks=False,
+        writes_snapshot=False,
+        folder=Path(),
+        n_jobs=1,
+    )
+    check_request(request)
+    if not callable(fn_or_script) and not Path(fn_or_script).is_file():
+        raise UsageError(
+            f"there is no script {fn_or_script}", hint="give the path of a script, or a function"
+        )
+    if out is not None:
+        return _run_in(Path(out), request, fn_or_script)
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
+    try:
+        return _run_in(folder, request, fn_or_script)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
+    prepare_folder(folder, force=True)
+    request = replace(request, folder=folder)
     if not callable(fn_or_script):
-        if not Path(fn_or_script).is_file():
-            raise UsageError(f"there is no script {fn_or_script}")
-        return simulate(request, lambda rank, kind, value: None)
-    task = task_of(request, rank)
-    return summarise(request, [task], [_fork(lambda: simulate_rank(task, fn_or_script, None))])
+        return simulate(request, lambda rank, kind, value: None).result
+    task = task_of(request, request.ranks[0])
+    return summarise(request, [task], [_fork(task, fn_or_script)]).result
 
 
-def _fork(work: Callable[[], int]) -> int:
-    """Run `work` in a child that shares this process's memory: torch in the parent stays as it is."""
+def _fork(task: RankTask, program: Callable[[], Any]) -> int:
+    """Run the function in a child that shares this process's memory; its output goes to run.log."""
+    sys.stdout.flush()
+    sys.stderr.flush()  # or the child would write once more what is still buffered here
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
+        _be_the_child(task, program)
+    try:
+        _, status = os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     return os.waitstatus_to_exitcode(status)
+
+
+def _be_the_child(task: RankTask, program: Callable[[], Any]) -> None:
+    leave, code = os._exit, OUR_BUG
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(Path(task.folder) / "run.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        # A test runner may have replaced these: a stream of its own would not reach the log.
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode) for i, mode in enumerate(("r", "w", "w")))
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)  # threads of the parent's pools do not live on here
+        code = simulate_rank(task, program, None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from types import ModuleType
+from typing import NoReturn
 
 from windtunnel.commands import devices, replay, run, view
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["main"]
 
-# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args) -> int` are all it has.
+# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has.
 _VERBS: dict[str, ModuleType] = {"run": run, "replay": replay, "view": view, "devices": devices}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code (DESIGN: 0 fits, 1 bug, 2 usage, 3 script, 4 does not fit)."""
-    parser = _parser()
-    args = parser.parse_args(argv)
+    """Run one command line; returns the exit code.
+
+    0 fits, 1 a bug of ours, 2 usage, 3 the script failed, 4 does not fit, 130 interrupted.
+    """
+    args = _parser().parse_args(argv)
     try:
-        return _VERBS[args.verb].run(args)
+        code = _VERBS[args.verb].run(args)
+        sys.stdout.flush()
+        return code
     except WindtunnelError as error:
         print(f"windtunnel: {error.message}", file=sys.stderr)
         if error.hint:
@@ -30,13 +36,24 @@ def main(argv: list[str] | None = None) -> int:
         print("windtunnel: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # The reader has seen enough, as in `| head`. What is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one sentence, and where the options are."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"windtunnel: {message}\n  next: {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="windtunnel", description=__doc__, epilog="start here: windtunnel run --device a100-80gb train.py"
+    parser = _Parser(
+        prog="windtunnel",
+        description=__doc__,
+        epilog="start here: windtunnel run --device a100-80gb train.py",
     )
     parser.add_argument("--version", action="version", version=f"windtunnel {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -1,6 +1,6 @@
 """Run one simulated rank in this process (internal: `windtunnel run` starts it).
 
-    TASK.json PROGRESS_FD ──> the script on the simulated device ──> recording, exit code
+TASK.json PROGRESS_FD ──> the script on the simulated device ──> recording, exit code
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def simulate_rank(
     def make_counters(writer: RecordingWriter, path: Path) -> LiveMemory:
         writers.append(writer)
         _flush_on_sudden_exit(writer)
-        return LiveMemory(
-            writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf)
-        )
+        return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
 
     outcome = load("capture", "rank", "torch").run_rank(task, make_counters, program, on_step)
     if any(writer.failure for writer in writers):
@@ -80,8 +79,6 @@ def start() -> None:
     leave = os._exit
     code = _run_task(sys.argv[1], int(sys.argv[2]))
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):  # the script may have closed it
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the script closed it
     leave(code)  # nothing of the simulated torch needs a tidy shutdown, and it can take seconds

@@ -27,7 +27,7 @@ INTERRUPTED = 130  # exit code of a rank that was told to stop
 # (rank, "line" | "step", text or number): what a caller may show while ranks run
 Listener = Callable[[int, str, Any], None]
 
-# Not `-m`: that would put the working directory before our own imports, and a file json.py there would be ours.
+# Not `-m`: that puts the working directory before our own imports, and a json.py there would be ours.
 _START = "import sys; del sys.path[0]; from windtunnel.commands.rank import start; start()"
 _GRACE_S = 3.0  # for a rank to close its recording after an interrupt
 _DRAIN_S = 1.0  # for what a script left behind to let go of its output
@@ -36,7 +36,7 @@ _LONGEST_LINE = 1 << 20  # bytes kept waiting for their newline
 
 
 def run_ranks(tasks: Sequence[RankTask], n_jobs: int, listen: Listener) -> list[int]:
-    """Run every task, `n_jobs` at a time; returns their exit codes. An interrupt stops all of them cleanly."""
+    """Run every task, `n_jobs` at a time; returns their exit codes. An interrupt stops all cleanly."""
     crew = _Crew(listen)
     with ThreadPoolExecutor(max_workers=max(1, min(n_jobs, len(tasks)))) as pool:
         futures = [pool.submit(crew.run, task) for task in tasks]
@@ -54,7 +54,7 @@ def run_ranks(tasks: Sequence[RankTask], n_jobs: int, listen: Listener) -> list[
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """A polite kill or a closed terminal is an interrupt as well: ranks would not hear of it by themselves."""
+    """A polite kill or a closed terminal is an interrupt too: ranks would not hear of it by themselves."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -122,7 +122,9 @@ class _Crew:
     def _follow(self, process: subprocess.Popen[bytes], task: RankTask) -> int:
         assert process.stdout is not None
         log = Path(task.folder) / "run.log"
-        copying = threading.Thread(target=self._copy_output, args=(process.stdout, log, task.rank), daemon=True)
+        copying = threading.Thread(
+            target=self._copy_output, args=(process.stdout, log, task.rank), daemon=True
+        )
         copying.start()
         code = process.wait()
         copying.join(timeout=_DRAIN_S)
@@ -149,7 +151,7 @@ class _Crew:
 
 
 def whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines without their ends; of a line rewritten with carriage returns (a progress bar), its last state."""
+    """Lines without their ends; of one rewritten with carriage returns (a progress bar), its last state."""
     pending = b""
     for chunk in chunks:
         *lines, pending = (pending + chunk).split(b"\n")

@@ -2,22 +2,24 @@
 
     rows ──> RecordingWriter ──> recording.arrows ──> read_recording ──> Recording
 
-Every batch carries the names, signatures and frames first used in it, so a file cut off by a crash or a full
-disk is readable up to its last whole batch.
+Every batch carries the names, signatures and frames first used in it, and a checksum of all that: a file cut
+off by a crash or a full disk, or damaged later, is readable up to its last whole batch.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from windtunnel.errors import CorruptFile
+from windtunnel.errors import CorruptFile, UsageError
 from windtunnel.events.model import (
     COLUMNS,
     NO_NAME,
@@ -33,8 +35,8 @@ from windtunnel.events.model import (
     ModuleExit,
     Op,
     Phase,
-    RecordStream,
     Recording,
+    RecordStream,
     Role,
     Signature,
     Step,
@@ -51,6 +53,18 @@ _SCHEMA = pa.schema(
     + [("inputs", pa.list_(pa.int64())), ("outputs", pa.list_(pa.int64()))]
 )
 
+# What damaged bytes make of Arrow, JSON and our own records; MemoryError: a length nobody wrote.
+_DAMAGE = (
+    pa.ArrowException,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    MemoryError,
+    RecursionError,
+)
+
 # (kind, subject, value, extra, role, module, phase, stream, device, frame, inputs, outputs)
 Row = tuple[int, int, int, int, int, int, int, int, int, int, tuple[int, ...], tuple[int, ...]]
 
@@ -64,9 +78,13 @@ class RecordingWriter:
         self.signatures: list[Signature] = []
         self.frames: dict[Frame, int] = {}
         self.before_flush: Callable[[], None] = lambda: None  # a follower of the rows may look at them first
+        self.failure: str | None = None  # why nothing more could be written, as on a full disk
         self._written = {"names": 0, "signatures": 0, "frames": 0}
+        self._path, self._process = path, os.getpid()
         self._sink = pa.OSFile(str(path), "wb")
-        schema = _SCHEMA.with_metadata({"windtunnel": json.dumps({"version": FORMAT_VERSION, "header": header})})
+        schema = _SCHEMA.with_metadata(
+            {"windtunnel": json.dumps({"version": FORMAT_VERSION, "header": header})}
+        )
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._stream = pa.ipc.new_stream(self._sink, schema, options=options)
 
@@ -89,22 +107,48 @@ class RecordingWriter:
 
     def flush(self, footer: dict[str, Any] | None = None) -> None:
         """Write what was collected; a batch on disk survives whatever happens next."""
+        if not self._is_writing:
+            self.rows.clear()
+            return
         self.before_flush()
         rows, self.rows[:] = list(self.rows), []
         if not rows and footer is None:
             return
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(_SCHEMA)
-        batch = pa.record_batch([pa.array(c, type=f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+        batch = pa.record_batch(
+            [pa.array(c, type=f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+        )
         extra = {"new": json.dumps(self._unwritten())}
         if footer is not None:
             extra["footer"] = json.dumps(footer)
-        self._stream.write_batch(batch, custom_metadata=extra)
-        self._sink.flush()
+        extra["checksum"] = str(_checksum(batch, extra))
+        n_good_bytes = self._sink.tell()
+        try:
+            self._stream.write_batch(batch, custom_metadata=extra)
+            self._sink.flush()
+        except OSError as error:
+            self._fail(error, n_good_bytes)
 
     def close(self, footer: dict[str, Any] | None = None) -> None:
-        self.flush(footer or {})
-        self._stream.close()
-        self._sink.close()
+        """Write the rest. What cannot be written is told by `failure` only: the program has already ended."""
+        try:
+            self.flush(footer or {})
+            if self._is_writing:
+                self._stream.close()
+            self._sink.close()
+        except (OSError, UsageError) as error:
+            self.failure = self.failure or str(error)
+
+    @property
+    def _is_writing(self) -> bool:
+        # A forked worker shares the file, and its rows are not this program's.
+        return self.failure is None and not self._sink.closed and os.getpid() == self._process
+
+    def _fail(self, error: OSError, n_good_bytes: int) -> None:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        self.failure = f"cannot write {self._path}: {reason}"
+        os.truncate(self._path, n_good_bytes)  # half a batch is of no use
+        raise UsageError(self.failure, hint="free some space, or name another folder with --out") from None
 
     def _unwritten(self) -> dict[str, list[Any]]:
         tables: dict[str, list[Any]] = {
@@ -121,44 +165,91 @@ class RecordingWriter:
 
 def read_recording(path: Path) -> Recording:
     """Read a recording; one cut off by a crash comes back up to its last whole batch."""
+    stream, header = _open(path)
     names: list[str] = []
     signatures: list[Signature] = []
     frames: list[Frame] = []
     batches: list[pa.RecordBatch] = []
     footer: dict[str, Any] | None = None
-    try:
-        source = pa.memory_map(str(path))
-        stream = pa.ipc.open_stream(source)
-        description = json.loads(stream.schema.metadata[b"windtunnel"])
-    except FileNotFoundError:
-        raise CorruptFile(f"there is no recording at {path}", hint="run `windtunnel run` first") from None
-    except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError) as error:
-        raise CorruptFile(f"{path} is not a windtunnel recording: {error}") from error
-    if description["version"] != FORMAT_VERSION:
-        raise CorruptFile(
-            f"{path} is a recording of format {description['version']}, and this windtunnel reads format {FORMAT_VERSION}",
-            hint="record it again",
-        )
     while True:
         try:
-            found = stream.read_next_batch_with_custom_metadata()
+            part = _read_batch(stream)
         except StopIteration:
             break
-        except (pa.ArrowInvalid, OSError):
-            break  # cut off in the middle of a batch: keep what came before
-        extra = found.custom_metadata
-        new = json.loads(extra[b"new"])
-        names += new["names"]
-        signatures += [_signature_of(s) for s in new["signatures"]]
-        frames += [Frame(*f) for f in new["frames"]]
-        batches.append(found.batch)
-        if b"footer" in extra:
-            footer = json.loads(extra[b"footer"])
+        except _DAMAGE:
+            break  # cut off or damaged: keep what came before
+        names += part.names
+        signatures += part.signatures
+        frames += part.frames
+        batches.append(part.batch)
+        footer = part.footer if part.footer is not None else footer
     columns, inputs, outputs = _columns_of(pa.Table.from_batches(batches, schema=stream.schema))
     return Recording(
-        description["header"], tuple(names), tuple(signatures), tuple(frames), columns, inputs, outputs,
+        header, tuple(names), tuple(signatures), tuple(frames), columns, inputs, outputs,
         is_complete=footer is not None, footer=footer or {},
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One batch, and what it adds to the tables."""
+
+    batch: pa.RecordBatch
+    names: list[str]
+    signatures: list[Signature]
+    frames: list[Frame]
+    footer: dict[str, Any] | None
+
+
+def _open(path: Path) -> tuple[pa.RecordBatchStreamReader, dict[str, Any]]:
+    try:
+        stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+        description = json.loads(stream.schema.metadata[b"windtunnel"])
+        version, header = description["version"], dict(description["header"])
+        is_known = stream.schema.equals(_SCHEMA)
+    except FileNotFoundError:
+        raise CorruptFile(f"there is no recording at {path}", hint="run `windtunnel run` first") from None
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise CorruptFile(
+            f"{path} is not a windtunnel recording: {reason}", hint="record it again"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise CorruptFile(
+            f"{path} is a recording of format {version}, and this windtunnel reads format {FORMAT_VERSION}",
+            hint="record it again",
+        )
+    if not is_known:
+        raise CorruptFile(f"{path} does not have the columns of a recording", hint="record it again")
+    return stream, header
+
+
+def _read_batch(stream: pa.RecordBatchStreamReader) -> _Part:
+    found = stream.read_next_batch_with_custom_metadata()
+    found.batch.validate(full=True)  # offsets that point outside would be read as they are
+    extra = {key.decode(): value.decode() for key, value in found.custom_metadata.items()}
+    if int(extra.pop("checksum")) != _checksum(found.batch, extra):
+        raise ValueError("the checksum is wrong")
+    new = json.loads(extra["new"])
+    return _Part(
+        found.batch,
+        new["names"],
+        [_signature_of(signature) for signature in new["signatures"]],
+        [Frame(*frame) for frame in new["frames"]],
+        json.loads(extra["footer"]) if "footer" in extra else None,
+    )
+
+
+def _checksum(batch: pa.RecordBatch, extra: dict[str, str]) -> int:
+    """Of everything a batch says: its columns, and the texts beside them."""
+    total = 0
+    for column in batch.columns:
+        parts = (column.offsets, column.values) if isinstance(column, pa.ListArray) else (column,)
+        for part in parts:
+            total = zlib.crc32(np.ascontiguousarray(part.to_numpy(zero_copy_only=False)), total)
+    for key in sorted(extra):
+        total = zlib.crc32(extra[key].encode(), total)
+    return total
 
 
 def record_events(path: Path, events: Iterable[Event], names: Iterable[str] = ()) -> None:
@@ -176,8 +267,8 @@ def row_of(event: Event) -> Row:
     match event:
         case Op():
             return (
-                Kind.OP, event.id, event.signature, -1, 0, event.module, event.phase, event.stream, event.device,
-                event.frame, event.inputs, event.outputs,
+                Kind.OP, event.id, event.signature, -1, 0, event.module, event.phase, event.stream,
+                event.device, event.frame, event.inputs, event.outputs,
             )  # fmt: skip
         case Alloc():
             return (
@@ -185,7 +276,14 @@ def row_of(event: Event) -> Row:
                 event.stream, event.device, event.frame, (), (),
             )  # fmt: skip
         case Free():
-            return _row(Kind.FREE, event.storage, module=event.module, phase=event.phase, stream=event.stream, device=event.device)
+            return _row(
+                Kind.FREE,
+                event.storage,
+                module=event.module,
+                phase=event.phase,
+                stream=event.stream,
+                device=event.device,
+            )
         case Mark():
             return _row(Kind.MARK, event.storage, event.name, role=event.role)
         case RecordStream():
@@ -218,7 +316,9 @@ def _row(
     return (kind, subject, value, -1, role, module, phase, stream, device, NO_NAME, (), ())
 
 
-def _columns_of(table: pa.Table) -> tuple[dict[str, np.ndarray], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _columns_of(
+    table: pa.Table,
+) -> tuple[dict[str, np.ndarray], tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     table = table.combine_chunks()
     columns = {name: table.column(name).to_numpy() for name in COLUMNS}
     return columns, _ragged(table.column("inputs")), _ragged(table.column("outputs"))
