@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from tests.report.runs import FITTING, LARGE, run_of
-from windtunnel.memory.attribution import ModuleShare
+from windtunnel.memory.attribution import LiveTensors, ModuleShare
 from windtunnel.report.result import RankResult, failed_rank, same_as
 from windtunnel.report.terminal import pencils_for, show_run
 from windtunnel.report.text_graph import ASCII, UNICODE
@@ -81,7 +81,30 @@ def test_markup_in_names_is_shown_as_it_is():
 
 def test_a_failed_rank_shows_its_error():
     text = _shown(run_of(failed_rank(0, "ValueError: [x] is wrong")))
-    assert "rank 0 failed: ValueError: [x] is wrong" in text
+    assert text.splitlines()[-1] == "Failed: ValueError: [x] is wrong."
+
+
+def test_the_report_of_a_failed_run_is_short():
+    text = _shown(run_of(replace(FITTING, status="failed", error="no data")))
+    assert "What holds the memory at the peak" in text
+    assert not any(part in text for part in ("By module", "Largest tensors", "over time", "Longest to build"))
+
+
+def test_a_narrow_terminal_gets_shorter_cells_not_broken_ones():
+    long = [f"model.decoder.layers.0-31.block.{part}.weight" for part in ("gate_proj", "down_proj")]
+    where = "transformers/models/large/modeling_large.py:123"
+    tensors = tuple(
+        LiveTensors(name, "aten.mm", "", "activations", (4096, 18944), "bfloat16", where, 32, 8 * GIB)
+        for name in long
+    )
+    rank = replace(FITTING, largest_at_peak=tensors)
+    text = _shown(run_of(rank), width=80)
+    rows = [line for line in text.splitlines() if "8.00 GiB" in line and "4096x18944 bf16" in line]
+    assert len(rows) == 2
+    assert "gate_proj.weight" in rows[0]
+    assert "down_proj.weight" in rows[1]
+    assert all("modeling_large.py:123" in row and len(row) <= 80 for row in rows)
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_a_rank_that_allocated_nothing_has_no_tables():

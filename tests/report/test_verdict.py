@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.report.runs import ASCEND, FITTING, LARGE, run_of
 from windtunnel.memory.attribution import RoleBytes
-from windtunnel.report.result import failed_rank
+from windtunnel.report.result import DeviceResult, failed_rank
 from windtunnel.report.verdict import verdict
 from windtunnel.units import GIB
 
@@ -67,8 +67,34 @@ def test_of_many_ranks_the_tightest_is_named():
     assert "rank 3 needs 96.00 GiB" in verdict(run_of(FITTING, replace(LARGE, rank=3), world_size=4))
 
 
-def test_a_failed_rank_leaves_the_question_open():
-    assert verdict(run_of(FITTING, failed_rank(1, "no"))).startswith("Unknown: rank 1 failed")
+def test_a_failed_rank_is_the_verdict():
+    assert verdict(run_of(failed_rank(0, "no data"))) == "Failed: no data."
+    assert verdict(run_of(FITTING, failed_rank(1, "no data"))) == "Failed: rank 1: no data."
+    several = run_of(failed_rank(0, "no data"), failed_rank(2, "none"), failed_rank(3, "none"))
+    assert verdict(several) == "Failed: rank 0: no data (ranks 2, 3 failed as well)."
+
+
+def test_nothing_is_said_about_memory_that_was_not_measured():
+    text = verdict(replace(run_of(FITTING), level=0))
+    assert (
+        text
+        == "Runs: it builds and takes 3 optimizer steps; level 0 does not measure memory, --level 1 does."
+    )
+
+
+def test_on_the_cpu_there_is_no_question_of_fitting():
+    cpu = run_of(FITTING, device=DeviceResult("cpu", 80 * GIB))
+    assert verdict(cpu).startswith("Runs: needs 66.00 GiB; optimizer state holds 28.00 GiB")
+
+
+def test_a_larger_micro_batch_is_promised_only_on_good_grounds():
+    tiny = replace(
+        FITTING, peak_with_fragments_bytes=GIB // 2, at_peak_bytes=RoleBytes(optimizer=GIB, activations=4)
+    )
+    assert "(under 1%)" in verdict(run_of(tiny))
+    assert "micro-batch" not in verdict(run_of(tiny))
+    roomy = replace(tiny, at_peak_bytes=RoleBytes(activations=GIB // 2))
+    assert "room for more than 10 times the micro-batch" in verdict(run_of(roomy))
 
 
 def test_nothing_simulated_is_said():

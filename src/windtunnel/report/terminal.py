@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from windtunnel.memory.analysis import Timeline
-from windtunnel.memory.attribution import ModuleShare, fold_layers, fold_paths, to_depth
+from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
+from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
 from windtunnel.report.verdict import verdict
@@ -36,6 +36,8 @@ _GRAPH_WIDTH = 96
 _GRAPH_MARGIN = 13  # for the sizes at its left
 _NARROWEST = 20
 _SMALLEST_SHARE = 0.01  # of the peak: what is smaller is added up in a last row
+_SMALLEST_ROLE = 0.0005  # of the peak: would be shown as 0.0%
+_SHORT_TYPES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64"}
 
 
 def show_run(console: Console, result: RunResult) -> None:
@@ -59,19 +61,21 @@ def pencils_for(stream: IO[str]) -> Pencils:
 
 
 def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
-    """Everything about a run, the tightest rank in detail."""
+    """Everything about a run, the tightest rank in detail; of a failed run only what helps to mend it."""
     parts: list[RenderableType] = [*_facts(result)]
     rank = result.tightest
+    has_failed = any(each.status == "failed" for each in result.ranks)
     if rank is not None and rank.peak_bytes:
         parts.append(_peak_line(rank))
         parts += _titled("What holds the memory at the peak", _role_table(rank, pencils))
-        parts += _titled("By module at the peak", _module_table(rank))
-        parts += _titled("Largest tensors at the peak", _tensor_table(rank))
-        parts += _graph(rank, pencils)
+        if not has_failed:
+            parts += _titled("By module at the peak", _module_table(rank))
+            parts += _titled("Largest tensors at the peak", _tensor_table(rank))
+            parts += _graph(rank, pencils)
     if rank is not None and rank.unknown_values:
         title = "Values a simulated device cannot know (set them with windtunnel.mock)"
         parts += _titled(title, _unknown_table(rank))
-    if rank is not None and rank.build_time_us:
+    if rank is not None and rank.build_time_us and not has_failed:
         parts += _titled("Longest to build", _build_table(rank))
     if rank is not None and rank.notes:
         parts += [Text(), *(Text(f"Note: {note}.") for note in rank.notes)]
@@ -85,8 +89,6 @@ def _facts(result: RunResult) -> Iterator[RenderableType]:
             continue
         if result.world_size > 1:
             yield _plain(_rank_line(rank, result))
-        if rank.error:
-            yield Text(f"rank {rank.rank} failed: {rank.error}", style="red")
         for line in five_facts(rank, result.device):
             yield _plain(line)
 
@@ -119,29 +121,37 @@ def _peak_line(rank: RankResult) -> Text:
 
 
 def _role_table(rank: RankResult, pencils: Pencils) -> Table:
-    table = _table("role", "bytes", "share", "")
     held = sorted(rank.at_peak_bytes.items(), key=lambda item: -item[1])
     largest = held[0][1]
-    for role, n_bytes in held:
-        if n_bytes:
-            bar = _bar(n_bytes / largest, pencils)
-            _add(table, role, format_bytes(n_bytes), _percent(n_bytes, rank.peak_bytes), bar)
-    return table
+    rows = [
+        (role, format_bytes(n), _percent(n, rank.peak_bytes), _bar(n / largest, pencils))
+        for role, n in held
+        if n >= _SMALLEST_ROLE * rank.peak_bytes
+    ]
+    return plain_table(("role", "bytes", "share", ""), rows)
 
 
-def _module_table(rank: RankResult) -> Table:
-    table = _table("module", "bytes", "share", "of which")
+def _module_table(rank: RankResult) -> FittedTable:
+    rows: list[tuple[Cell, ...]] = []
     rest = rank.peak_bytes
     for module, shares in _collapsed(rank):
         total = sum(share.n_bytes for share in shares)
         rest -= total
-        roles = ", ".join(f"{share.role} {format_bytes(share.n_bytes)}" for share in shares[:3])
-        _add(
-            table, module or "(outside modules)", format_bytes(total), _percent(total, rank.peak_bytes), roles
+        main = [share for share in shares[:3] if share.n_bytes >= _SMALLEST_SHARE * total]
+        long = ", ".join(f"{share.role} {format_bytes(share.n_bytes)}" for share in main)
+        short = [f"{share.role} {share.n_bytes * 100 // total}%" for share in main]
+        share = _percent(total, rank.peak_bytes)
+        rows.append(
+            (
+                module or "(outside modules)",
+                format_bytes(total),
+                share,
+                (long, *(", ".join(short[:n]) for n in (3, 2, 1))),
+            )
         )
     if rest > 0:
-        _add(table, "(others)", format_bytes(rest), _percent(rest, rank.peak_bytes), "")
-    return table
+        rows.append(("(others)", format_bytes(rest), _percent(rest, rank.peak_bytes), ""))
+    return FittedTable(("module", "bytes", "share", "of which"), tuple(rows), ("of which",), "module")
 
 
 def _collapsed(rank: RankResult) -> list[tuple[str, list[ModuleShare]]]:
@@ -158,17 +168,28 @@ def _collapsed(rank: RankResult) -> list[tuple[str, list[ModuleShare]]]:
     return shown[:_MODULE_ROWS]
 
 
-def _tensor_table(rank: RankResult) -> Table:
-    table = _table("what", "bytes", "count", "shape", "role", "line")
+def _tensor_table(rank: RankResult) -> FittedTable:
+    rows: list[tuple[Cell, ...]] = []
     for tensors in rank.largest_at_peak[:_TENSOR_ROWS]:
         if tensors.n_bytes < _SMALLEST_SHARE * rank.peak_bytes:
             break
-        what = tensors.name or " ".join(part for part in (tensors.op, tensors.module) if part) or "(unnamed)"
-        shape = "" if tensors.shape is None else f"{'x'.join(map(str, tensors.shape))} {tensors.dtype}"
-        _add(
-            table, what, format_bytes(tensors.n_bytes), str(tensors.count), shape, tensors.role, tensors.where
-        )
-    return table
+        shape: Cell = ""
+        if tensors.shape is not None:
+            sizes = "x".join(map(str, tensors.shape))
+            shape = (f"{sizes} {tensors.dtype}", f"{sizes} {_SHORT_TYPES.get(tensors.dtype, tensors.dtype)}")
+        where = (tensors.where, tensors.where.rpartition("/")[2])
+        size, count = format_bytes(tensors.n_bytes), str(tensors.count)
+        rows.append((_what(tensors), size, count, shape, (tensors.role, ""), where))
+    columns = ("what", "bytes", "count", "shape", "role", "line")
+    return FittedTable(columns, tuple(rows), ("line", "shape", "role"), "what")
+
+
+def _what(tensors: LiveTensors) -> Cell:
+    if tensors.name or not tensors.op:
+        return tensors.name or tensors.module or "(unnamed)"
+    op = tensors.op.removeprefix("aten.")
+    short = (f"{op} {tensors.module.rpartition('.')[2]}", op) if tensors.module else (op,)
+    return (f"{tensors.op} {tensors.module}".rstrip(), *short)
 
 
 def _graph(rank: RankResult, pencils: Pencils) -> list[RenderableType]:
@@ -194,41 +215,28 @@ class _Graph:
             yield _plain(line)
 
 
-def _unknown_table(rank: RankResult) -> Table:
-    table = _table("line", "what", "taken as", "times")
-    for value in rank.unknown_values[:_UNKNOWN_ROWS]:
-        _add(table, value.where, value.what, repr(value.value), str(value.count))
+def _unknown_table(rank: RankResult) -> FittedTable:
+    rows: list[tuple[Cell, ...]] = [
+        ((value.where, value.where.rpartition("/")[2]), value.what, repr(value.value), str(value.count))
+        for value in rank.unknown_values[:_UNKNOWN_ROWS]
+    ]
     if len(rank.unknown_values) > _UNKNOWN_ROWS:
-        _add(table, f"(and {len(rank.unknown_values) - _UNKNOWN_ROWS} more lines)", "", "", "")
-    return table
+        rows.append((f"(and {len(rank.unknown_values) - _UNKNOWN_ROWS} more lines)", "", "", ""))
+    return FittedTable(("line", "what", "taken as", "times"), tuple(rows), ("line",))
 
 
-def _build_table(rank: RankResult) -> Table:
-    table = _table("module", "time")
+def _build_table(rank: RankResult) -> FittedTable:
     folded = fold_paths(set(rank.build_time_us))
     total: dict[str, int] = {}
     for module, time_us in rank.build_time_us.items():
         total[folded[module]] = total.get(folded[module], 0) + time_us
-    for module, time_us in sorted(total.items(), key=lambda item: -item[1])[:_BUILD_ROWS]:
-        _add(table, module or "(the model)", format_us(time_us))
-    return table
+    longest = sorted(total.items(), key=lambda item: -item[1])[:_BUILD_ROWS]
+    rows = tuple((module or "(the model)", format_us(time_us)) for module, time_us in longest)
+    return FittedTable(("module", "time"), rows, (), "module")
 
 
-def _titled(title: str, table: Table) -> list[RenderableType]:
+def _titled(title: str, table: RenderableType) -> list[RenderableType]:
     return [Text(), Text(title, style="bold"), table]
-
-
-def _add(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(cell) for cell in cells))  # as Text: brackets in a name are not markup
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        is_number = column in ("bytes", "share", "count", "times", "time")
-        justify: JustifyMethod = "right" if is_number else "left"
-        table.add_column(column, justify=justify, no_wrap=is_number, overflow="fold")
-    return table
 
 
 def _bar(share: float, pencils: Pencils) -> str:

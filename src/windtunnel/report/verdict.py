@@ -19,6 +19,8 @@ __all__ = ["verdict"]
 _HOLDERS = 3  # roles named in the sentence
 _REMEDIES = 3
 _MOST_SHARDS = 4096
+_MUCH_ROOM = 10  # times the micro-batch: beyond it, what happens at the peak says little about the answer
+_ENOUGH_ACTIVATIONS = 0.1  # of the peak: with fewer, the micro-batch is not what fills the device
 _WORDS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -32,13 +34,16 @@ _WORDS = {
 
 
 def verdict(result: RunResult) -> str:
-    """One sentence about the tightest rank."""
+    """One sentence about the tightest rank, or about the ranks that failed."""
     failed = [rank for rank in result.ranks if rank.status == "failed"]
     if failed:
-        return f"Unknown: {_ranks(failed)} failed, so the run was not measured to its end."
+        return _failure(failed, result.world_size)
     rank = result.tightest
     if rank is None:
         return "Nothing was simulated."
+    if result.level == 0:
+        steps = "1 optimizer step" if rank.steps == 1 else f"{rank.steps} optimizer steps"
+        return f"Runs: it builds and takes {steps}; level 0 does not measure memory, --level 1 does."
     subject = f"rank {rank.rank} needs" if result.world_size > 1 else "needs"
     if rank.fits:
         return _fits(rank, result.device.name, subject)
@@ -48,9 +53,18 @@ def verdict(result: RunResult) -> str:
     return f"Does not fit: {subject} {format_bytes(needed)}, {device}; {_holders(rank)}; {remedies}."
 
 
+def _failure(failed: list[RankResult], world_size: int) -> str:
+    first = failed[0]
+    sentence = (first.error or "the script failed").rstrip(".")
+    if world_size == 1:
+        return f"Failed: {sentence}."
+    others = f" ({_ranks(failed[1:])} failed as well)" if failed[1:] else ""
+    return f"Failed: rank {first.rank}: {sentence}{others}."
+
+
 def _fits(rank: RankResult, device: str, subject: str) -> str:
     needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
-    if usable == 0:
+    if usable == 0 or device == "cpu":
         return f"Runs: {subject} {format_bytes(needed)}; {_holders(rank)}."
     text = f"Fits: {subject} {format_bytes(needed)} of the {format_bytes(usable)} usable on {_a(device)}"
     if rank.n_retries:
@@ -59,9 +73,12 @@ def _fits(rank: RankResult, device: str, subject: str) -> str:
         return f"{text}; {_remedies(rank, is_ascend=False)}."
     spare, held = usable - needed, rank.at_peak_bytes
     growing = held.activations + held.inputs + held.temporary + held.workspace
-    text += f" ({needed * 100 // usable}%), {format_bytes(spare)} to spare; {_holders(rank)}"
-    if held.activations and spare > growing:
-        text += f"; there is room for about {math.floor(1 + spare / growing)} times the micro-batch"
+    share = f"{needed * 100 // usable}%" if needed * 100 >= usable else "under 1%"
+    text += f" ({share}), {format_bytes(spare)} to spare; {_holders(rank)}"
+    if held.activations > _ENOUGH_ACTIVATIONS * needed and spare > growing:
+        factor = math.floor(1 + spare / growing)
+        times = f"about {factor}" if factor <= _MUCH_ROOM else f"more than {_MUCH_ROOM}"
+        text += f"; there is room for {times} times the micro-batch"
     return text + "."
 
 
