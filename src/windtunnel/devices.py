@@ -23,6 +23,7 @@ else:
 __all__ = ["DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
 
 DEFAULT_DEVICE = "a100-80gb"
+_HOW_TO_START = "windtunnel devices --toml prints one to start from"
 _CONTEXT_BYTES = 500 * MIB  # what the CUDA context takes before torch can allocate anything
 
 
@@ -78,14 +79,14 @@ def _from_file(path: Path) -> DeviceProfile:
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the device file {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read the device file {path}: {error.strerror}", hint=_HOW_TO_START) from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the device file {path} is not TOML: {error}") from error
+        raise UsageError(f"the device file {path} is not TOML: {error}", hint=_HOW_TO_START) from error
     if len(fields) == 1 and isinstance(next(iter(fields.values())), dict):
         fields = next(iter(fields.values()))
     missing = {"name", "kind", "memory"} - fields.keys()
     if missing:
-        raise UsageError(f"the device file {path} lacks {', '.join(sorted(missing))}", hint="see windtunnel devices --toml")
+        raise UsageError(f"the device file {path} lacks {', '.join(sorted(missing))}", hint=_HOW_TO_START)
     return _profile(path.stem, fields)
 
 

@@ -2,7 +2,8 @@
 
     exception ──> (what happened, what to do)
 
-Known causes only; anything else is left to the traceback, which is always shown.
+Known causes only; anything else is left to the traceback, which is always shown. The patterns are torch's own
+words, those of the CUDA kernels and those of the shape rules that stand in for them.
 """
 
 from __future__ import annotations
@@ -11,60 +12,219 @@ import re
 
 __all__ = ["explain"]
 
+_MODEL = "the data does not fit the model: "
+_LABELS = "the labels do not fit the model's output: "
+_STRATEGY = "the parallel strategy does not fit the number of cards: "
+_STATE_DICT = "the checkpoint does not fit the model: "
+_TYPES = "two tensors of one operator have different types"
+_FEATURES = (
+    _MODEL
+    + "a layer that takes {wants} features was given {got}; compare the dataset's last dimension ({got}) "
+    "with the layer's input size ({wants})"
+)
+
+# A pattern, whose named groups fill the sentence.
 _RULES: tuple[tuple[str, str], ...] = (
+    # -- sizes of data and model
+    (r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<got>\d+) and (?P<wants>\d+)x\d+\)", _FEATURES),
+    (r"must have same reduction dim, but got \[\d+, (?P<got>\d+)\] X \[(?P<wants>\d+), \d+\]", _FEATURES),
     (
-        r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)",
-        "the data does not fit the model: a layer that takes {3} features was given {2};"
-        " compare the dataset's last dimension ({2}) with the layer's input size ({3})",
+        r"size mismatch, got input \((?P<a>[\dx]+)\), (?:mat|vec) \((?P<b>[\dx]+)\)",
+        "a product of {a} and {b} does not exist: the inner sizes must be equal",
     ),
     (
-        r"Given normalized_shape=\[(.*?)\], expected input with shape \[.*?\], but got input of size ?\[(.*?)\]",
-        "the data does not fit the model: a normalisation over [{1}] was given a tensor of size [{2}]",
+        r"first two dimensions of batch2 tensor to be: \[(?P<a>[\d, ]+)\] but got: \[(?P<b>[\d, ]+)\]",
+        "a batched product was given a second factor of [{b}, ...], and the first one needs [{a}, ...]",
     ),
     (
-        r"Given groups=(\d+), weight of size (\[.*?\]), expected input(\[.*?\]) to have (\d+) channels, but got (\d+) channels",
-        "the data does not fit the model: a convolution that takes {4} channels was given {5}",
+        r"Given normalized_shape=\[(?P<a>.*?)\].*?but got input of size ?(?:torch\.Size\()?\[(?P<b>.*?)\]",
+        _MODEL + "a normalisation over [{a}] was given a tensor of size [{b}]",
     ),
     (
-        r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
-        "two tensors that must have the same size have {1} and {2}",
+        r"expected input\[.*?\] to have (?P<a>\d+) channels, but got (?P<b>\d+) channels",
+        _MODEL + "a convolution that takes {a} channels was given {b}",
     ),
     (
-        r"expected m1 and m2 to have the same dtype, but got: (.+?) != (.+)",
-        "two tensors of one matrix product have different types, {1} and {2}: cast one of them, or use autocast",
+        r"^Invalid channel dimensions",
+        _MODEL
+        + "a convolution was given another number of channels than it takes; compare dimension 1 of its "
+        "input with its in_channels",
     ),
     (
-        r"(?:mat1 and mat2 must have the same dtype|expected scalar type .* but found|self and mat2 must have the same dtype)",
-        "two tensors of one operator have different types: cast one of them, or use autocast",
+        r"Expected (?P<a>\d+D.*?) input to (?P<op>conv\w+), but got input of size: \[(?P<b>.*?)\]",
+        _MODEL + "{op} takes a {a} tensor and was given one of size [{b}]",
     ),
     (
-        r"Expected all tensors to be on the same device, but found at least two devices, (\S+) and (\S+?)!",
-        "one operator was given tensors of two devices, {1} and {2}: move the {2} one with .to({1!r})",
+        r"padded input size per channel: \((?P<a>.*?)\)\. Kernel size: \((?P<b>.*?)\)",
+        _MODEL + "a convolution with a kernel of {b} was given an image of only {a}",
     ),
     (
-        r"No module named '(.+?)'",
-        "the script needs the package {1!r}, which is not installed in this Python: pip install it, or, if it only"
-        " exists for accelerators, guard its import",
+        r"running_mean should contain (?P<b>\d+) elements not (?P<a>\d+)",
+        _MODEL + "a batch normalisation of {a} channels was given {b}",
     ),
     (
-        r"world[_ ]size.*?\(?(\d+)\)?.*?(?:not divisible|is not divisible|must be divisible) by.*?\(?(\d+)\)?",
-        "the parallel strategy does not fit the number of cards: world size {1} is not divisible by {2}",
+        r"more than 1 value per channel when training, got input size (?:torch\.Size\()?\[(?P<a>.*?)\]",
+        "batch normalisation cannot train on one sample, an input of [{a}]: use a larger batch or "
+        "drop_last=True",
     ),
     (
-        r"(?:invalid|Invalid) parallel dims: (.*)",
-        "the parallel strategy does not fit the number of cards: {1}",
+        r"input\.size\(-1\) must be equal to input_size\. Expected (?P<wants>\d+), got (?P<got>\d+)",
+        _FEATURES,
+    ),
+    (r"expecting embedding dimension of (?P<wants>\d+), but got (?P<got>\d+)", _FEATURES),
+    (
+        r"einsum\(\): subscript (?P<i>\w) has size (?P<a>\d+) for .*? previously seen size (?P<b>\d+)",
+        "an einsum was given {b} and {a} for the same letter {i}",
     ),
     (
-        r"there is no shape rule for (\S+)",
-        "the operator {1} has no shape rule: register one with torch.library.register_fake({1!r})",
+        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
+        "two tensors that must have the same size have {a} and {b}",
     ),
     (
-        r"index (\d+) is out of bounds for dimension (\d+) with size (\d+)",
-        "an index of {1} was used on a dimension of size {3}",
+        r"broadcast a dimension of .*? had (?:torch\.Size\()?\[(?P<b>.*?)\].*?broadcastable to \[(?P<a>.*?)\]",
+        "tensors of [{a}] and [{b}] were combined, and neither can be repeated to the size of the other",
     ),
     (
-        r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
-        "the model's output has {1} rows and the labels have {2}: the dataset's labels do not fit the model's output",
+        r"Sizes of tensors must match except in dimension (?P<d>\d+)\. Expected (?:size )?(?P<a>\d+)"
+        r"(?: in dimension \d+)? but got (?:size )?(?P<b>\d+)",
+        "tensors joined along dimension {d} must agree in all others, and have {a} and {b}",
+    ),
+    (
+        r"stack expects each tensor to be equal size, but got (?:torch\.Size\()?\[(?P<a>.*?)\]",
+        "tensors stacked to a batch differ in size (the first has [{a}]): pad them, or give a collate_fn",
+    ),
+    (
+        r"shape '\[(?P<a>.*?)\]' is invalid for input of size (?P<b>\d+)",
+        "a tensor of {b} elements cannot be viewed as [{a}]",
+    ),
+    (
+        r"index (?P<a>\d+) is out of bounds for dimension \d+ with size (?P<b>\d+)",
+        "an index of {a} was used on a dimension of size {b}",
+    ),
+    # -- labels
+    (
+        r"Expected input batch_size \((?P<a>\d+)\) to match target batch_size \((?P<b>\d+)\)",
+        _LABELS + "the output has {a} rows and there are {b} labels",
+    ),
+    (
+        r"Expected target size (?:torch\.Size\()?\[(?P<a>.*?)\]\)?, got (?:torch\.Size\()?\[(?P<b>.*?)\]",
+        _LABELS + "labels of [{a}] were expected, and got [{b}]",
+    ),
+    (
+        r"[Tt]arget size \((?:torch\.Size\()?\[(?P<b>.*?)\]\)?\) "
+        r"(?:must be the same as|that is different to the) input size \((?:torch\.Size\()?\[(?P<a>.*?)\]",
+        _LABELS + "the output is [{a}] and the labels are [{b}]",
+    ),
+    # -- types
+    (
+        r"expected m1 and m2 to have the same dtype, but got: (?P<a>\S+) != (?P<b>\S+)",
+        _TYPES + ", {a} and {b}: cast one of them, or use autocast",
+    ),
+    (
+        r"must have the same dtype, but got (?P<a>\S+) and (?P<b>\S+)",
+        _TYPES + ", {a} and {b}: cast one of them, or use autocast",
+    ),
+    (
+        r"expected scalar type (?P<a>\S+) but found (?P<b>\S+)",
+        _TYPES + ", {a} and {b}: cast one of them, or use autocast",
+    ),
+    (
+        r"Input type \((?P<a>.+?)\) and (?:bias|weight) type \((?P<b>.+?)\) should be the same",
+        _TYPES + ", the input {a} and the layer {b}: cast one of them, or use autocast",
+    ),
+    (r"must have the same dtype", _TYPES + ": cast one of them, or use autocast"),
+    (
+        r"argument #1 'indices' to have one of the following scalar types: Long, Int; but got (?P<a>\S+)",
+        "an embedding takes whole numbers and was given {a}: call .long() on its input",
+    ),
+    (
+        r"Expected dtype int32/int64 for index, but got (?P<a>\S+)",
+        "whole numbers are needed here, as for labels or indices, and got {a}: call .long() on them",
+    ),
+    # -- devices
+    (
+        r"on the same device, but found at least two devices, (?P<a>\S+) and (?P<b>\S+?)!",
+        "one operator was given tensors of two devices, {a} and {b}: move model and data to the same one, "
+        "as with .to('cuda')",
+    ),
+    (
+        r"can't convert (?P<a>\S+) device type tensor to numpy",
+        "numpy cannot read a tensor on {a}: call .cpu() first",
+    ),
+    (
+        r"Torch not compiled with (?P<a>CUDA|XPU|NPU) enabled",
+        "the script asked for {a}, which is not the simulated device here, or did so in a process it started "
+        "itself: choose another --device, and let --world-size stand for processes of your own",
+    ),
+    (
+        r"at start of device string: (?P<a>\w+)",
+        "the script asked for the device {a}, and another one is simulated: choose it with --device",
+    ),
+    (
+        r"invalid device ordinal",
+        "the script uses a card this machine does not have: set --world-size or --nproc-per-node",
+    ),
+    # -- parallel strategy
+    (
+        r"[Ww]orld[_ ]?size\D*(?P<a>\d+).*?not (?:be )?divisible by\D*(?P<b>\d.*)",
+        _STRATEGY + "world size {a} is not divisible by {b}",
+    ),
+    (
+        r"[Mm]esh should not be bigger than default world size (?P<a>\d+), but found (?P<b>\d+)",
+        _STRATEGY
+        + "a mesh of {b} ranks needs more than the world size of {a}; its axes must multiply to {a}",
+    ),
+    (
+        r"[Ii]nvalid mesh_dim_names? \(?(?P<a>.+?),?\)? specified\. Valid mesh_dim_names are \[(?P<b>.*?)\]",
+        "the mesh has no axis {a}: its axes are {b}",
+    ),
+    (
+        r"does not divide equally across group size|must be the same size as output size times world size",
+        _STRATEGY + "a tensor cannot be cut into equal parts, one for each rank of its group",
+    ),
+    (r"[Ii]nvalid parallel dims: (?P<a>.*)", _STRATEGY + "{a}"),
+    (
+        r"[Rr]ank (?P<a>\d+) is out of range.*?world_size=(?P<b>\d+)",
+        _STRATEGY + "a group names rank {a}, and there are {b} ranks",
+    ),
+    (
+        r"environment variable (?P<a>RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected, but not set",
+        "the script expects a launcher such as torchrun, and {a} is not set: give --world-size",
+    ),
+    # -- checkpoints
+    (r"Missing key\(s\) in state_dict: (?P<a>\"[^\"]+\")", _STATE_DICT + "it lacks {a}"),
+    (r"Unexpected key\(s\) in state_dict: (?P<a>\"[^\"]+\")", _STATE_DICT + "the model has no {a}"),
+    (
+        r"size mismatch for (?P<n>\S+): copying a param with shape (?:torch\.Size\()?\[(?P<a>.*?)\]\)? "
+        r"from checkpoint.*?current model is (?:torch\.Size\()?\[(?P<b>.*?)\]",
+        _STATE_DICT + "{n} is [{a}] in the file and [{b}] in the model",
+    ),
+    # -- autograd
+    (
+        r"backward through the graph a second time",
+        "backward ran twice through the same graph: run forward again, or pass retain_graph=True",
+    ),
+    (
+        r"does not require grad and does not have a grad_fn",
+        "the loss depends on no parameter that is trained: look for .detach(), no_grad or frozen weights",
+    ),
+    (
+        r"grad can be implicitly created only for scalar outputs",
+        "backward was called on a tensor with several elements: reduce it to one, as with .mean()",
+    ),
+    # -- the dry run itself
+    (
+        r"there is no shape rule for (?P<a>\S+)",
+        "the operator {a} has no shape rule: register one with torch.library.register_fake('{a}')",
+    ),
+    (
+        r"EOF when reading a line",
+        "the script waits for input, and nobody is there in a dry run: give it by an argument or a file",
+    ),
+    (
+        r"No module named '(?P<a>.+?)'",
+        "the script needs the package '{a}', which is not installed in this Python: pip install it, or, if "
+        "it only exists for accelerators, guard its import",
     ),
 )
 
@@ -75,14 +235,8 @@ def explain(error: BaseException) -> str:
     for pattern, sentence in _RULES:
         match = re.search(pattern, text)
         if match:
-            return _fill(sentence, match)
+            return sentence.format_map({k: v or "" for k, v in match.groupdict().items()}).rstrip(".")
     kind = type(error).__name__
+    if isinstance(error, KeyError) and text:
+        return f"the script looked for the key {text}, which is not there"
     return f"the script raised {kind}: {text[:300]}" if text else f"the script raised {kind}"
-
-
-def _fill(sentence: str, match: re.Match[str]) -> str:
-    def group(found: re.Match[str]) -> str:
-        text = match.group(int(found.group(1))) or ""
-        return repr(text) if found.group(2) else text
-
-    return re.sub(r"\{(\d)(!r)?\}", group, sentence)

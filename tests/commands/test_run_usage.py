@@ -1,0 +1,141 @@
+"""What a wrong command line gets: exit code 2, one sentence, the next step, and nothing touched."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commands.cli import windtunnel
+from windtunnel.commands.main import main
+
+GOOD = "print('ran')\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "MS_SIMULATION_LEVEL",
+        "RANK_ID",
+        "RANK_SIZE",
+        "RANK",
+        "WORLD_SIZE",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text(GOOD)
+    return tmp_path
+
+
+def _refused(capsys, *args):
+    """Run; return the sentence and the next step of a refusal."""
+    try:
+        code = main(["run", *args])
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    *usage, sentence, hint = captured.err.splitlines()
+    assert all(line.startswith("usage: windtunnel run [options] script.py") for line in usage)
+    assert sentence.startswith("windtunnel: ")
+    assert hint.startswith("  next: ")
+    return sentence.removeprefix("windtunnel: "), hint.removeprefix("  next: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence", "hint"),
+    [
+        ("nowhere.py", "there is no script nowhere.py", "check the path"),
+        (".", ". is a folder", "name the script in it"),
+        ("--device a1000 train.py", "there is no device called 'a1000'", "nearest: a100"),
+        ("--device a100:mem=abc train.py", "cannot read 'abc' as a size", '"512MiB"'),
+        ("--device a100:colour=red train.py", "cannot read 'colour=red'", "NAME:mem=40GiB"),
+        ("--device mine.toml train.py", "cannot read the device file mine.toml", ""),
+        ("--level high train.py", "argument --level: invalid int value: 'high'", "windtunnel run --help"),
+        ("--level 7 train.py", "there is no level 7", "level 0 (runs) or 1 (memory)"),
+        ("--level 2 train.py", "level 2 is not built yet", "level 0 (runs) or 1 (memory)"),
+        ("--level 3 train.py", "level 3 is not built yet", "level 0 (runs) or 1 (memory)"),
+        ("--steps 0 train.py", "steps is 0", "--steps 3"),
+        ("--jobs 0 train.py", "jobs is 0", "--jobs"),
+        ("--allocator cud train.py", "there is no allocator 'cud'", "cuda"),
+        ("--allocator cuda:max_splt_size_mb=5 train.py", "unknown allocator option 'max_splt_size_mb'", "max_split"),
+        ("--allocator cuda:max_split_size_mb train.py", "cannot read 'max_split_size_mb'", "NAME:key=value"),
+        ("--world-size 0 train.py", "the world size is 0", "--world-size 8"),
+        ("--world-size 8 --rank 9 train.py", "there is no rank 9: world size 8 has ranks 0 to 7", "10 "),
+        ("--world-size 8 --rank -1 train.py", "there is no rank -1", "from 0"),
+        ("--world-size 8 --ranks 0-x train.py", "cannot read --ranks '0-x'", "0,3,8-15"),
+        ("--world-size 8 --ranks 5-2 train.py", "cannot read --ranks '5-2'", "0,3,8-15"),
+        ("--world-size 8 --ranks , train.py", "cannot read --ranks ','", "0,3,8-15"),
+        ("--world-size 12 --nproc-per-node 8 train.py", "world size 12 is not a multiple of the 8", "--nproc"),
+        ("--rank 0 --ranks all train.py", "argument --ranks: not allowed with", "--help"),
+        ("-m no_such_module", "there is no module 'no_such_module'", "python -m"),
+        ("-m json.no_such_part", "there is no module 'json.no_such_part'", "python -m"),
+        ("", "the following arguments are required: script", "windtunnel run --help"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_refused(here, capsys, args, sentence, hint):
+    said, next_step = _refused(capsys, *args.split())
+    assert said.startswith(sentence)
+    assert hint in next_step
+    assert sorted(p.name for p in here.iterdir()) == ["train.py"]  # not even an output folder was made
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x7fELF\x02\x01\x00\x00", "bad.py is not "),
+        (b"Dear reader,\nthis is prose.\n", "bad.py is not valid Python at line 1: "),
+        (b"x = 1\ndef f(:\n    pass\n", "bad.py is not valid Python at line 2: "),
+        ("x = 'größe'\n".encode("latin-1"), "bad.py is not valid Python"),
+    ],
+    ids=["binary", "text", "syntax", "encoding"],
+)
+def test_what_is_not_python_is_refused(here, capsys, content, sentence):
+    (here / "bad.py").write_bytes(content)
+    said, hint = _refused(capsys, "bad.py")
+    assert said.startswith(sentence)
+    assert "Traceback" not in said
+    assert "train.py" in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("MS_SIMULATION_LEVEL", "3", "level 3 is not built yet"),
+        ("RANK_SIZE", "many", "the environment variable RANK_SIZE is 'many', not a number"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable:True", "unknown allocator option 'expandable'"),
+    ],
+)
+def test_a_wrong_environment_is_refused(here, capsys, monkeypatch, name, value, sentence):
+    monkeypatch.setenv(name, value)
+    assert _refused(capsys, "train.py")[0].startswith(sentence)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(here, capsys):
+    (here / "file").write_text("mine")
+    assert _refused(capsys, "--out", "file", "train.py")[0] == "--out file is a file"
+    assert _refused(capsys, "--out", "file/below", "train.py")[0].startswith(
+        "cannot write to --out file/below"
+    )
+    assert _refused(capsys, "--out", "/proc/windtunnel", "train.py")[0].startswith(
+        "cannot write to --out /proc"
+    )
+    assert (here / "file").read_text() == "mine"
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(here, capsys):
+    (here / "out").mkdir()
+    (here / "out" / "thesis.txt").write_text("mine")
+    said, hint = _refused(capsys, "--out", "out", "train.py")
+    assert said == "--out out is not empty"
+    assert "--force" in hint
+    assert [p.name for p in (here / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_no_refusal_reaches_a_user_as_a_traceback(here):
+    """Once through a real process: the others call `main` for speed."""
+    done = windtunnel("run", "--device", "a1000", "train.py", cwd=here)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[0] == "windtunnel: there is no device called 'a1000'"
+    assert len(done.stderr.splitlines()) == 2
