@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import traceback
@@ -33,7 +34,7 @@ from windtunnel.memory.live import LiveMemory
 
 __all__ = ["Simulated", "run_plainly", "simulate"]
 
-MIB = 1 << 20
+LONGEST_S = 60  # a program that hangs is ended
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def _in_child(work: Callable[[], int], output: Path) -> int:
             os.dup2(file, 1)
             os.dup2(file, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            signal.alarm(LONGEST_S)
             warnings.resetwarnings()  # the program's warnings are its own
             torch.set_num_threads(1)
             code = work()
