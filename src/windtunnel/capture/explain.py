@@ -81,7 +81,7 @@ _RULES: tuple[tuple[str, str], ...] = (
         "two tensors that must have the same size have {a} and {b}",
     ),
     (
-        r"broadcast a dimension of .*? had (?:torch\.Size\()?\[(?P<b>.*?)\].*?broadcastable to \[(?P<a>.*?)\]",
+        r"broadcast a dimension .*? had (?:torch\.Size\()?\[(?P<b>.*?)\].*?broadcastable to \[(?P<a>.*?)\]",
         "tensors of [{a}] and [{b}] were combined, and neither can be repeated to the size of the other",
     ),
     (

@@ -38,7 +38,9 @@ def simulate_rank(
         return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
 
     outcome = load("capture", "rank", "torch").run_rank(task, make_counters, program, on_step)
-    if any(writer.failure for writer in writers):
+    failures = [writer.failure for writer in writers if writer.failure]
+    if failures:
+        print(f"windtunnel: {failures[0]}", file=sys.stderr)
         return CANNOT_RECORD
     return 0 if outcome["status"] == "ok" else 3
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from windtunnel import __version__
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
@@ -247,16 +249,20 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
         )
 
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
-    device = task.local_rank if request.device.kind != "cpu" else 0
+    own = task.local_rank if request.device.kind != "cpu" else 0
+    device = _busiest_device(recording, own)
     memory = analyse_memory(recording, make_allocator, usable, device)
     result = rank_result(task.rank, memory, request.device.memory_bytes)
+    if device != own:
+        note = f"rank {task.rank} allocates on card {device}, not on its own, {own}: is set_device missing?"
+        result = replace(result, notes=(*result.notes, note))
     folder = Path(task.folder)
     try:
         if request.writes_blocks:
             write_memory_block(folder / "memory_block.csv", recording, make_allocator(None), device)
         if request.writes_snapshot:
             write_snapshot(folder / "snapshot.pickle", recording, make_allocator(None), device)
-        for name in ("memory.png", "memory.svg"):
+        for name in ("memory.png", "memory.svg") if memory.peak_bytes else ():
             draw_picture(folder / name, result, DeviceResult(request.device.id, request.device.memory_bytes))
     except MissingFramework as error:
         return replace(result, notes=(*result.notes, f"no picture was drawn: {error}"))
@@ -264,6 +270,15 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
         note = f"not every file of rank {task.rank} could be written: {error.strerror or error}"
         return replace(result, notes=(*result.notes, note))
     return result
+
+
+def _busiest_device(recording: Recording, own: int) -> int:
+    """The rank's own card, unless the script uses only others."""
+    columns = recording.columns
+    used = columns["device"][columns["kind"] == Kind.ALLOC]
+    if not len(used) or (used == own).any():
+        return own
+    return int(np.bincount(used).argmax())
 
 
 # -- how it ended ------------------------------------------------------------------------------------------
@@ -294,14 +309,11 @@ def _last_words(task: RankTask, code: int) -> str:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return f"the script crashed ({name}); what it recorded before is reported"
     if code == CANNOT_RECORD:
-        return f"the recording could not be written: {_last_line(task)}"
+        return _last_line(task) or f"cannot write {task.recording_path}: is the disk full?"
     if code == OUR_BUG:
         return f"windtunnel itself failed, which is a bug: please report {task.folder}/run.log"
     if not task.recording_path.exists():
-        return (
-            _last_line(task).removeprefix("windtunnel: ")
-            or f"rank {task.rank} did not start (exit code {code})"
-        )
+        return _last_line(task) or f"rank {task.rank} did not start (exit code {code})"
     return f"the script left Python at once with exit code {code} (os._exit)"
 
 
@@ -310,7 +322,7 @@ def _last_line(task: RankTask) -> str:
         lines = (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
+    return next((line.removeprefix("windtunnel: ") for line in reversed(lines) if line.strip()), "")
 
 
 def _remarks(request: RunRequest, steps: int, error: str | None) -> list[str]:

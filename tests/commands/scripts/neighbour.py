@@ -1,0 +1,3 @@
+"""Imported by `manners.py` as a module beside it."""
+
+ANSWER = 42
