@@ -126,7 +126,7 @@ def main(names: list[str] | None = None) -> None:
     table = Table(title="--device cpu against torch's profiler", box=None)
     for column in ("program", "measured peak", "predicted peak", "error", "allocations", "sequence", "kernels with hidden scratch"):
         table.add_column(column, justify="left" if column[0] in "pk" and column != "predicted peak" else "right")
-    console = Console()
+    console = Console(width=150)
     for script in programs():
         if names and script.stem not in names:
             continue

@@ -21,10 +21,11 @@ from torch._C._profiler import (
     _EventType,
     _ExperimentalConfig,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.capture import torch_inference as inference
-from windtunnel.capture.torch_named_device import simulate
-from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_named_device import plain_device, simulate
+from windtunnel.capture.torch_storage import new_tensor, sim_of, world
 from windtunnel.capture.torch_values import values_of
 
 __all__ = ["install_cpu_kernels"]
@@ -41,6 +42,7 @@ def install_cpu_kernels() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
     inference.ask_kernel = ask_cpu
     _install_random_state()
+    _install_data_loader()
 
 
 def ask_cpu(
@@ -156,6 +158,52 @@ def _argument_bytes(values: Any) -> int:
 
 def _is_new(spec: Any) -> bool:
     return isinstance(spec, tuple) and spec[0] == "new"
+
+
+class _Accounted:
+    """Rides on a real storage: its bytes count for as long as torch keeps it."""
+
+    __slots__ = ("twin",)
+
+    def __init__(self, twin: Tensor) -> None:
+        self.twin = twin
+
+
+class _RealOperators(TorchDispatchMode):
+    """Operators of a data pipeline run for real; their results are memory of the CPU like any other.
+
+    Active inside a DataLoader only: while any mode is active, autograd accumulates gradients out of place.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        if any(r.alias_info is None for r in returns):
+            for made in result if isinstance(result, (list, tuple)) else (result,):
+                if isinstance(made, Tensor):
+                    _account(made)
+        return result
+
+
+def _install_data_loader() -> None:
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+
+    def __next__(self: Any) -> Any:
+        with _RealOperators():
+            return original(self)
+
+    iterator.__next__ = __next__  # type: ignore[method-assign]
+
+
+def _account(made: Tensor) -> None:
+    if sim_of(made) is not None or plain_device(made).type != "cpu" or made.layout is not torch.strided:
+        return
+    storage = made.untyped_storage()
+    n_bytes = storage.nbytes()
+    if n_bytes and not hasattr(storage, "_windtunnel_accounted"):
+        twin = new_tensor((n_bytes,), (1,), torch.uint8, torch.device("cpu"), n_bytes)
+        storage._windtunnel_accounted = _Accounted(twin)  # type: ignore[attr-defined]
 
 
 def _install_random_state() -> None:

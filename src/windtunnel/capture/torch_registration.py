@@ -31,6 +31,8 @@ _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _ONE_KERNEL = frozenset(
     "clone embedding stack sum mean repeat constant_pad_nd _to_copy convolution convolution_backward _convolution".split()
 )
+# On the CPU: they ask for the device, or make real index tensors inside that nobody would see.
+_ASKED_WHOLE_ON_CPU = frozenset("convolution convolution_backward _convolution repeat".split())
 _ONE_KERNEL_FAMILIES = ("_foreach_", "_fused_", "_amp_")
 _CONSTRUCTORS = (
     "arange", "full", "zeros", "ones", "rand", "randn", "randint", "randperm", "empty", "new_", "eye", "linspace",
@@ -61,7 +63,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
     if _is_view(op):
         return None
     if world.device_type == "cpu":  # on the CPU torch's composition runs exactly as without us
-        return kernel_for(op) if name[6:] in ("convolution", "convolution_backward", "_convolution") else None
+        return kernel_for(op) if name[6:] in _ASKED_WHOLE_ON_CPU else None
     return kernel_for(op) if _is_one_kernel(name[6:]) else _aimed(name)
 
 

@@ -143,10 +143,11 @@ def new_tensor(
     role: int = 0,
 ) -> torch.Tensor:
     """A simulated tensor with a fresh storage; writes its ALLOC row."""
-    mold = _molds.get((shape, strides, dtype))
+    key = (shape, strides, dtype, n_bytes)  # bytes too: a kernel may return a small view of a larger storage
+    mold = _molds.get(key)
     if mold is None:
         size = span_bytes(shape, strides, dtype.itemsize) if n_bytes is None else n_bytes
-        mold = _molds[(shape, strides, dtype)] = Mold(shape, strides, dtype, size)
+        mold = _molds[key] = Mold(shape, strides, dtype, size)
     recorder = world.recorder
     id = recorder.n_storages = recorder.n_storages + 1
     n_bytes = mold.n_bytes

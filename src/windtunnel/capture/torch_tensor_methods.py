@@ -129,8 +129,9 @@ def _read(self: Tensor, what: str) -> Tensor:
     if known is not None:
         return known.detach()
     world.recorder.invent(what, default_value(self.dtype))
-    real = np.full(tuple(self.shape), 1, dtype=np.float32)
-    return torch.from_numpy(real).to(self.dtype)
+    same = getattr(np, str(self.dtype).removeprefix("torch."), None)  # numpy has no bfloat16, and calls bool bool_
+    real = torch.from_numpy(np.ones(tuple(self.shape), dtype=same or np.float32))
+    return real if real.dtype is self.dtype else real.to(self.dtype)
 
 
 def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
