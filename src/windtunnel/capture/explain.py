@@ -166,7 +166,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     # -- parallel strategy
     (
-        r"[Ww]orld[_ ]?size\D*(?P<a>\d+).*?not (?:be )?divisible by\D*(?P<b>\d.*)",
+        r"[Ww]orld[_ ]?size\D*(?P<a>\d+).*?not (?:be )?divisible by (?P<b>.*\d.*)",
         _STRATEGY + "world size {a} is not divisible by {b}",
     ),
     (
