@@ -88,7 +88,7 @@ def test_a_mistake_is_one_plain_sentence(sentences, mistake):
         ),
         (
             "world_size (8) is not divisible by tensor_parallel (3) x pipeline (2)",
-            "the parallel strategy does not fit the number of cards: world size 8 is not divisible by tensor_parallel (3) x",
+            "number of cards: world size 8 is not divisible by tensor_parallel (3) x pipeline (2)",
         ),
         ("world size 8 must not be divisible by", "the script raised RuntimeError"),
         (

@@ -130,6 +130,8 @@ class _Crew:
         copying.join(timeout=_DRAIN_S)
         _signal_group(process.pid, signal.SIGTERM)  # what the script started and left running
         copying.join(timeout=_DRAIN_S)
+        if not copying.is_alive():
+            process.stdout.close()
         return code
 
     def _copy_output(self, output: IO[bytes], log_path: Path, rank: int) -> None:
