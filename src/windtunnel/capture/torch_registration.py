@@ -29,7 +29,8 @@ _has = torch._C._dispatch_has_kernel_for_dispatch_key
 
 # Compositions that are one kernel on an accelerator, or that ask which device a tensor is on and must be taken first.
 _ONE_KERNEL = frozenset(
-    "clone embedding stack sum mean repeat constant_pad_nd _to_copy convolution convolution_backward _convolution".split()
+    "clone embedding stack sum mean repeat constant_pad_nd _to_copy convolution convolution_backward _convolution"
+    " _scaled_dot_product_fused_attention_overrideable _scaled_dot_product_fused_attention_overrideable_backward".split()
 )
 # On the CPU: they ask for the device, or make real index tensors inside that nobody would see.
 _ASKED_WHOLE_ON_CPU = frozenset("convolution convolution_backward _convolution repeat".split())

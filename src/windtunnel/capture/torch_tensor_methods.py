@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from windtunnel.capture import torch_storage as store
-from windtunnel.capture.torch_named_device import aiming_at, is_simulated_device, plain_device, resolve_device
+from windtunnel.capture.torch_moves import move
+from windtunnel.capture.torch_named_device import is_simulated_device, plain_device, resolve_device
 from windtunnel.capture.torch_operators import default_value
 from windtunnel.capture.torch_storage import sim_of, world
 from windtunnel.capture.torch_values import values_of
@@ -83,10 +84,7 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             f"the script moves a tensor to {wanted}, but the simulated device is {world.default_device}"
             f" (choose a {wanted.type} device with --device)"
         )
-    if sim is not None:
-        kwargs["copy"] = True  # inside torch both are the simulated backend: without this it would not copy
-    with aiming_at(wanted):
-        return _plain_to(self, store.SIM, *args, **kwargs)
+    return move(self, wanted, *args, **kwargs)
 
 
 def _mover(device_type: str) -> Callable[..., Tensor]:
@@ -107,7 +105,7 @@ def _type(original: Callable[..., Any]) -> Callable[..., Any]:
             name = original(self)
             return name.replace(f"torch.{store.SIM.type}.", "torch." if self.device.type == "cpu" else f"torch.{self.device.type}.")
         if isinstance(dtype, str) and ".cuda." in dtype:
-            return original(self.to("cuda"), dtype.replace(".cuda.", ".")) if False else self.to("cuda", _dtype_named(dtype))
+            return self.to("cuda", _dtype_named(dtype))
         if isinstance(dtype, str) and sim_of(self) is not None:
             return self.to(_dtype_named(dtype))
         return original(self, dtype)

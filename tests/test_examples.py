@@ -1,0 +1,51 @@
+"""Every example runs as its docstring says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(tmp_path: Path, *command: str) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def windtunnel(tmp_path: Path, out: str, *arguments: str) -> str:
+    return run(tmp_path, "-m", "windtunnel.commands.main", "run", "--out", str(tmp_path / out), *arguments)
+
+
+def test_largest_batch_is_found_from_python(tmp_path):
+    output = run(tmp_path, str(_EXAMPLES / "largest_batch.py"))
+    sizes = [float(gib) for gib in re.findall(r"batch +\d+: +([\d.]+) GiB", output)]
+    assert len(sizes) == 5
+    assert sizes == sorted(sizes)
+    assert "largest batch that fits: 0" not in output
+
+
+def test_allocator_models_answer_directly(tmp_path):
+    output = run(tmp_path, str(_EXAMPLES / "allocator_what_if.py"))
+    reserved = {line.split()[0]: int(re.search(r"reserved +(\d+)", line).group(1)) for line in output.splitlines()}
+    assert reserved["cuda-expandable"] < reserved["cuda"]
+
+
+def test_mocked_values_are_used_and_not_reported(tmp_path):
+    output = windtunnel(tmp_path, "out", str(_EXAMPLES / "known_values.py"))
+    assert "tokens of this expert: 512" in output
+    assert "cannot know" not in output
+
+
+@pytest.mark.parametrize("device", ["h100", "t4"])
+def test_checkpointing_lowers_the_peak(tmp_path, device):
+    script = str(_EXAMPLES / "checkpointing.py")
+    plain = windtunnel(tmp_path, "plain", "--device", device, script)
+    checkpointed = windtunnel(tmp_path, "checkpointed", "--device", device, script, "--checkpoint")
+    peaks = [float(re.search(r"peak ([\d.]+) GiB", text).group(1)) for text in (plain, checkpointed)]
+    assert peaks[1] < 0.6 * peaks[0]
