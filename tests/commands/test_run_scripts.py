@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -191,6 +194,28 @@ def test_a_terminal_gets_colours_but_no_tricks():
     assert harmless("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
     assert harmless("\x1b[2Aup\x1b[K\x1b]0;title\x07 \x07bell") == "up ?bell"
     assert harmless("y" * 5000).endswith(" ... (3000 more characters in run.log)")
+
+
+def test_progress_is_for_terminals_and_vanishes(tmp_path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(
+            COMMAND[0],
+            [*COMMAND, "run", "--steps", "2", str(SCRIPTS / "train.py")],
+            environment(TERM="xterm"),
+        )
+    shown = b""
+    with suppress(OSError):  # the other end is closed
+        while chunk := os.read(terminal, 1 << 16):
+            shown += chunk
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    *drawn, rest = re.split(rb"simulating rank 0 on a100-80gb: ", shown)
+    assert 2 <= len(drawn) < 300
+    assert re.match(rb"\d+ of 2 steps, \d+ s", rest)
+    assert b"\x1b[2K" in rest  # wiped before the report
+    assert b"simulating" not in (tmp_path / "windtunnel-out" / "rank0" / "run.log").read_bytes()
 
 
 def _start(*args, cwd):
