@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_shape_rules import returns_nothing_new, shape_rules
 from windtunnel.capture.torch_storage import new_tensor, sim_of, world
 from windtunnel.events.model import Signature, TensorSpec
 
-__all__ = ["Entry", "Pattern", "infer", "resize_out", "tensor_spec"]
+__all__ = ["Entry", "Pattern", "infer", "resize_out", "tensor_spec", "wrap_numbers"]
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -53,14 +54,11 @@ ask_kernel = lambda op, args, kwargs, outputs: (outputs, None)
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Entry:
     """Ask torch's meta kernel what this operator returns, and the target's kernel what it allocates."""
     as_meta: dict[int, Tensor] = {}
-    meta_args = [_to_meta(a, as_meta) for a in args]
+    meta_args = [_to_meta(a, as_meta) for a in wrap_numbers(op, args)]
     meta_kwargs = {k: _META if k == "device" else _to_meta(a, as_meta) for k, a in kwargs.items()}
     if meta_kwargs.get("pin_memory"):
         meta_kwargs["pin_memory"] = False
-    try:
-        result = op(*meta_args, **meta_kwargs)
-    except NotImplementedError as error:
-        raise NotImplementedError(f"there is no shape rule for {op}: {error}") from None
+    result = _on_meta(op, meta_args, meta_kwargs)
     position: dict[int, int | str] = {id(m): i for i, m in enumerate(meta_args) if isinstance(m, Tensor)}
     position |= {id(m): name for name, m in meta_kwargs.items() if isinstance(m, Tensor)}
     is_list = 1 if isinstance(result, list) else 2 if isinstance(result, tuple) else 0
@@ -77,6 +75,46 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
         )
     )
     return Entry(signature, outputs, is_list, resizes, pattern)
+
+
+def _on_meta(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    rule = shape_rules.get(op._schema.name)
+    if rule is not None:
+        return rule(op, *args, **kwargs)
+    try:
+        return op(*args, **kwargs)
+    except NotImplementedError as error:
+        if returns_nothing_new(op):
+            written = [(i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+            results = [args[i] if i < len(args) else kwargs[a.name] for i, a in written][: len(op._schema.returns)]
+            return results[0] if len(results) == 1 else tuple(results) or None
+        raise NotImplementedError(f"there is no shape rule for {op}: {error}") from None
+
+
+def wrap_numbers(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`x % 2` reaches a Python kernel as a number where the schema wants a tensor: make it one again.
+
+    Torch does so itself for the operators it lists as taking numbers.
+    """
+    if _takes_numbers(op._schema.name.partition("::")[2]):
+        return args
+    wanted = op._schema.arguments
+    return tuple(
+        _scalar_tensor(a, dtype=_NUMBER_TYPES[type(a)]())
+        if a.__class__ in _NUMBER_TYPES and str(wanted[i].type) == "Tensor"
+        else a
+        for i, a in enumerate(args)
+    )
+
+
+_takes_numbers = torch._C._should_allow_numbers_as_tensors
+_scalar_tensor = torch.tensor  # torch's own, before constructors are replaced
+_NUMBER_TYPES: dict[type, Callable[[], torch.dtype]] = {
+    bool: lambda: torch.bool,
+    int: lambda: torch.int64,
+    float: torch.get_default_dtype,
+    complex: lambda: torch.complex64,
+}
 
 
 def _to_meta(a: Any, made: dict[int, Tensor]) -> Any:

@@ -18,7 +18,7 @@ import torch
 from windtunnel.capture.torch_inference import Entry, infer, resize_out
 from windtunnel.capture.torch_molds import storage_id
 from windtunnel.capture.torch_storage import CPU, WORKSPACE, new_tensor, sim_of, sims, world
-from windtunnel.capture.torch_values import follow_values, forget
+from windtunnel.capture.torch_values import follow_values, forget, make_known
 from windtunnel.events.model import NO_NAME, Kind, Phase
 
 __all__ = ["DeviceMismatch", "call_kernel", "kernel_for", "locate_backward", "run_generic"]
@@ -46,7 +46,18 @@ def kernel_for(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return _run(op, args, kwargs, written, is_random)
 
-    return kernel
+    def overwriting_kernel(*args: Any, **kwargs: Any) -> Any:
+        for i in written:
+            make_known(_argument(op, args, kwargs, i))
+        return _run(op, args, kwargs, written, is_random)
+
+    return overwriting_kernel if written and not is_random and _overwrites(op) else kernel
+
+
+def _overwrites(op: Any) -> bool:
+    """Whether what an operator writes to is not read first: `fill_`, `zero_` and every `out=`."""
+    name = op._schema.name.partition("::")[2]
+    return name in ("fill_", "zero_") or any(a.is_out for a in op._schema.arguments)
 
 
 def written_arguments(op: Any) -> tuple[int, ...]:

@@ -30,13 +30,30 @@ def resolve_device(device: Any) -> torch.device:
         device = torch.device(device)
     if device.type == store.SIM.type and device.type != world.device_type:
         return world.target or world.default_device  # torch's own code handed our device back
-    if device.type == world.device_type and device.index is None and device.type != "cpu":
+    if device.type in world.aliases:
+        device = torch.device(world.device_type) if device.index is None else torch.device(world.device_type, device.index)
+    if device.type != world.device_type or device.type == "cpu":
+        return device
+    if device.index is None:
         return world.default_device
+    if device not in world.index_of_device:
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: the script uses {device}, and this run has"
+            f" {len(world.index_of_device)} device(s) (give it more with --nproc-per-node)"
+        )
     return device
 
 
 def is_simulated_device(device: torch.device) -> bool:
-    return device.type == world.device_type
+    """False for the host (unless it is the simulated device) and for meta; another accelerator is refused."""
+    if device.type == world.device_type:
+        return True
+    if device.type in ("cpu", "meta"):
+        return False
+    raise RuntimeError(
+        f"the script uses {device}, but the simulated device is {world.default_device}"
+        f" (choose a {device.type} device with --device)"
+    )
 
 
 class aiming_at:

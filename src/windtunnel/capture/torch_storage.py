@@ -106,6 +106,7 @@ class World(threading.local):
     device_type: str = "cuda"  # what the program calls the accelerator; "cpu" when the CPU is the device
     index_of_device: dict[torch.device, int] = {}  # devices whose memory is accounted -> row's device column
     default_device: torch.device
+    aliases: frozenset[str] = frozenset()  # other words for the device: "cuda" after importing transfer_to_npu
     target: torch.device | None = None  # set while a patched call is inside torch: the device the user named
     op: int = -1  # id of the operator now running, for ALLOC rows
 

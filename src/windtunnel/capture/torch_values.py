@@ -10,16 +10,15 @@ from weights is unknown.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, sim_of
+from windtunnel.capture.torch_inference import Entry, wrap_numbers
+from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of
 
-if TYPE_CHECKING:
-    from windtunnel.capture.torch_inference import Entry
 
-__all__ = ["follow_values", "forget", "remember_values", "values_of"]
+__all__ = ["follow_values", "forget", "make_known", "remember_values", "values_of"]
 
 Tensor = torch.Tensor
 
@@ -44,13 +43,28 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
         sim.values = None
         return
     if sim.values is None:
-        if sim.n_bytes != real.numel() * real.element_size():
+        if not covers_storage(tensor, sim):
             return  # only a part of the storage was written: the rest stays unknown
-        itemsize = tensor.element_size()
-        sim.values = _raw_empty(sim.n_bytes // itemsize * itemsize)
+        sim.values = _raw_empty(sim.n_bytes)
     target = values_of(tensor)
     if target is not None:
         target.copy_(real)
+
+
+def covers_storage(tensor: Tensor, sim: SimStorage) -> bool:
+    """Whether writing the tensor writes every byte of its storage."""
+    return sim.n_bytes == tensor.numel() * tensor.element_size()
+
+
+def make_known(a: Any) -> None:
+    """A tensor is about to be overwritten: what was in it no longer matters."""
+    if isinstance(a, Tensor):
+        sim = sim_of(a)
+        if sim is not None and sim.values is None and sim.n_bytes <= KNOWN_VALUE_LIMIT and covers_storage(a, sim):
+            sim.values = _raw_empty(sim.n_bytes)
+    elif isinstance(a, (list, tuple)):
+        for each in a:
+            make_known(each)
 
 
 def _raw_empty(n_bytes: int) -> Tensor:
@@ -66,7 +80,7 @@ def follow_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     if total > KNOWN_VALUE_LIMIT:
         return
     try:
-        real = op(*[_to_real(a) for a in args], **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()})
+        real = op(*[_to_real(a) for a in wrap_numbers(op, args)], **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()})
     except (RuntimeError, NotImplementedError, TypeError, IndexError):
         for r in results:
             forget(r)
