@@ -104,6 +104,11 @@ def test_a_mistake_is_one_plain_sentence(sentences, mistake):
             "a group names rank 9, and there are 8",
         ),
         ("EOF when reading a line", "the script waits for input, and nobody is there in a dry run"),
+        (
+            "Caught IndexError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+            "IndexError: index 9 is out of bounds for dimension 0 with size 8\n",
+            "an index of 9 was used on a dimension of size 8",
+        ),
         ("something else", "the script raised RuntimeError: something else"),
         ("", "the script raised RuntimeError"),
     ],

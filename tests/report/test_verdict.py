@@ -97,5 +97,10 @@ def test_a_larger_micro_batch_is_promised_only_on_good_grounds():
     assert "room for more than 10 times the micro-batch" in verdict(run_of(roomy))
 
 
+def test_a_device_that_was_never_used_is_said():
+    idle = replace(FITTING, peak_bytes=0, peak_with_fragments_bytes=0, at_peak_bytes=RoleBytes())
+    assert verdict(run_of(idle)).startswith("Runs, but allocated nothing on the a100-80gb")
+
+
 def test_nothing_simulated_is_said():
     assert verdict(run_of()) == "Nothing was simulated."

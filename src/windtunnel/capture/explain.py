@@ -231,7 +231,10 @@ _RULES: tuple[tuple[str, str], ...] = (
 
 def explain(error: BaseException) -> str:
     """One sentence about a script's exception."""
-    text = " ".join(str(error).split())
+    text = str(error)
+    if re.match(r"Caught \w+ in \w+ worker", text):
+        text = text.strip().rpartition("\n")[2]  # what a worker process sends is a whole traceback
+    text = " ".join(text.split())
     for pattern, sentence in _RULES:
         match = re.search(pattern, text)
         if match:

@@ -64,6 +64,8 @@ def _failure(failed: list[RankResult], world_size: int) -> str:
 
 def _fits(rank: RankResult, device: str, subject: str) -> str:
     needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
+    if needed == 0 and device != "cpu":
+        return f"Runs, but allocated nothing on the {device}: are all its tensors on the CPU? (--device cpu)"
     if usable == 0 or device == "cpu":
         return f"Runs: {subject} {format_bytes(needed)}; {_holders(rank)}."
     text = f"Fits: {subject} {format_bytes(needed)} of the {format_bytes(usable)} usable on {_a(device)}"
