@@ -29,6 +29,7 @@ from windtunnel.capture import (
     torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
+    torch_foreach,
     torch_program,
     torch_registration,
     torch_storage,
@@ -82,6 +83,7 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     torch_tensor_methods.install_tensor_methods()
     torch_attention.install_attention(_attention_of(device))
     torch_autocast.install_autocast()
+    torch_foreach.install_foreach()
     torch_cuda.install_device_module(device, n_devices, counters)
     torch_checkpoint.install_checkpoints()
     torch_compile.install_compile(recorder)
