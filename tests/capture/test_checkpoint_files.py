@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,10 +80,6 @@ class Holder:
 
 def test_tensors_hidden_in_objects_are_found(tmp_path):
     def program():
-        class Plain:
-            def __init__(self):
-                self.weights = {"w": torch.zeros(1 << 20, device="cuda")}
-
         hidden = Holder(torch.zeros(1 << 20, device="cuda"))
         torch.save({"deep": [hidden]}, tmp_path / "hidden.pt")
         optimizer = torch.optim.AdamW(nn.Linear(4, 4).cuda().parameters())
@@ -246,5 +241,6 @@ def test_a_pretrained_model_loads_and_trains(tiny_model, how, tmp_path):
     devices, dtypes, n = simulate(program).answer
     assert devices == {"cuda:0"}
     assert dtypes == {"torch.bfloat16" if how == "dtype" else "torch.float32"}
-    assert n == 26_784 if False else n > 20_000
-    assert not (Path(tmp_path) / "saved" / "model.safetensors").exists() or (Path(tmp_path) / "saved" / "model.safetensors").stat().st_size < 10_000
+    assert n > 20_000
+    saved = tmp_path / "saved" / "model.safetensors"
+    assert saved.stat().st_size < 1000  # a marker

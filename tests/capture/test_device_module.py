@@ -48,7 +48,6 @@ def test_identity_comes_from_the_profile():
         "cudnn": True,
         "by string": "NVIDIA H100 80GB HBM3",
     }
-    assert simulate(lambda: torch.cuda.is_bf16_supported(), "t4").answer is False or True
 
 
 def test_counters_are_the_allocator_models():
@@ -108,7 +107,7 @@ def test_every_spelling_of_the_counters_exists():
         torch.cuda.reset_accumulated_memory_stats()
         torch.cuda.ipc_collect()
         torch.cuda.set_per_process_memory_fraction(0.5)
-        text = torch.cuda.memory_summary(), torch.cuda.memory_snapshot(), torch.cuda.list_gpu_processes() if False else ""
+        text = torch.cuda.memory_summary(), torch.cuda.memory_snapshot()
         nested = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"]
         return said, isinstance(text[0], str), nested, keep.numel()
 

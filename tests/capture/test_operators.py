@@ -40,7 +40,7 @@ CASES = {
     "matmul": lambda d: [a := torch.zeros(2, 3, 4, device=d), b := torch.zeros(2, 4, 5, device=d), a @ b, torch.einsum("bij,bjk->bik", a, b), torch.bmm(a, b),
                          torch.baddbmm(torch.zeros(2, 3, 5, device=d), a, b), a[0] @ b[0], torch.mv(a[0], b[0, :, 0]), torch.dot(a[0, 0], a[0, 1]),
                          torch.outer(a[0, 0], a[0, 1]), torch.kron(a[0], b[0]), torch.einsum("bij,bij->b", a, a), torch.tensordot(a, b, ([2], [1])),
-                         torch.chain_matmul(a[0], b[0]) if False else a[0] @ b[0], torch.linalg.multi_dot([a[0], b[0]])][2:],
+                         torch.linalg.multi_dot([a[0], b[0]])][2:],
     "linalg": lambda d: [m := torch.eye(4, device=d) * 2, torch.linalg.svd(m), torch.linalg.inv(m), torch.linalg.cholesky(m), torch.linalg.qr(m), torch.linalg.eigh(m),
                          torch.linalg.solve(m, m), torch.linalg.det(m), torch.linalg.norm(m), torch.linalg.matrix_exp(m), torch.linalg.slogdet(m),
                          torch.linalg.svdvals(m), torch.linalg.pinv(m), torch.linalg.lu_factor(m), torch.linalg.eigvalsh(m), torch.linalg.matrix_power(m, 3)][1:],
@@ -82,7 +82,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_shapes_types_and_strides_match_torch(name):
     case = CASES[name]
-    assert simulate(lambda: _describe(case("cuda"))).answer == run_plainly(lambda: _describe(case("cpu")))
+    ours, plain = simulate(lambda: _describe(case("cuda"))).answer, run_plainly(lambda: _describe(case("cpu")))
+    if name == "linalg":  # cuSOLVER and LAPACK lay their results out differently
+        ours, plain = _without_strides(ours), _without_strides(plain)
+    assert ours == plain
+
+
+def _without_strides(value):
+    return [_without_strides(v) for v in value] if isinstance(value, list) else (value[0], value[2])
 
 
 NETS = {
@@ -119,8 +126,7 @@ def test_layers_train(name):
 
     ours, plain = simulate(lambda: on("cuda")).answer, run_plainly(lambda: on("cpu"))
     if name.startswith(("lstm", "gru", "rnn")):  # cuDNN gives its own strides
-        strip = lambda v: [strip(e) for e in v] if isinstance(v, list) else (v[0], v[2])
-        ours, plain = (strip(ours[0]), ours[1][0], ours[2]), (strip(plain[0]), plain[1][0], plain[2])
+        ours, plain = ((_without_strides(a), b[0], c) for a, b, c in (ours, plain))
     assert ours == plain
 
 
@@ -151,14 +157,12 @@ def test_custom_operators_need_a_fake_and_say_so():
         out = torch.ops.mine.double(x)
         out.sum().backward()
 
-        @torch.library.custom_op("mine::nofake", mutates_args=())
-        def nofake(x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
+        torch.library.define("mine::nofake", "(Tensor x) -> Tensor")
+        torch.library.impl("mine::nofake", "CUDA", lambda x: x)
         found = tuple(out.shape), str(out.device), tuple(x.grad.shape)
         try:
-            nofake(x)
-        except Exception as error:
+            torch.ops.mine.nofake(x)
+        except NotImplementedError as error:
             return found, str(error)
 
     run = simulate(program)

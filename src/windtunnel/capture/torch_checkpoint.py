@@ -9,6 +9,7 @@ usual rename of a temporary file over it.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,57 +19,78 @@ import torch
 
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_named_device import resolve_device
-from windtunnel.capture.torch_storage import CPU, sim_of, world
+from windtunnel.capture.torch_pickling import find_simulated, install_pickling, loading_onto
+from windtunnel.capture.torch_storage import world
 from windtunnel.units import format_bytes
 
-__all__ = ["install_checkpoints"]
+__all__ = ["install_checkpoints", "is_saved", "load_saved", "move_storage", "pretend_to_save"]
 
 _MARKER = "windtunnel simulated checkpoint: no weights are stored here\n"
-_saved: dict[str, Any] = {}  # what this run "saved", so that it can load it again
+_saved: dict[str, bytes] = {}  # what this run "saved", as descriptions, so that it can load it again
+_write: Callable[..., None] = torch.save  # torch's own
 
 
 def install_checkpoints() -> None:
-    """Replace torch.save, torch.load and safetensors' writers for this process."""
-    torch.save = _save(torch.save)  # type: ignore[assignment]
+    """Replace torch.save and torch.load for this process, and let no marker replace a real file."""
+    install_pickling()
+    torch.save = save  # type: ignore[assignment]
     torch.load = _load(torch.load)  # type: ignore[assignment]
     torch.serialization.save, torch.serialization.load = torch.save, torch.load
     torch.serialization.register_package(5, lambda storage: None, _to_device)
     os.replace = _keep_real(os.replace)  # type: ignore[assignment]
     os.rename = _keep_real(os.rename)  # type: ignore[assignment]
-    _install_safetensors()
 
 
-def _save(original: Callable[..., None]) -> Callable[..., None]:
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = _simulated_tensors(obj)
-        if not tensors:
-            return original(obj, f, *args, **kwargs)
-        _pretend(f, obj, tensors)
-        return None
-
-    return save
+def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    """torch.save: real objects as always; what holds simulated tensors only as a description."""
+    tensors = find_simulated(obj)
+    if not tensors:
+        return _write(obj, f, *args, **kwargs)
+    pretend_to_save(obj, f, tensors)
+    return None
 
 
-def _pretend(f: Any, obj: Any, tensors: list[torch.Tensor]) -> None:
+def pretend_to_save(obj: Any, f: Any, tensors: list[torch.Tensor]) -> None:
+    """Say that nothing was saved; leave a marker where no file is, and remember shapes for loading."""
     n_bytes = sum(t.numel() * t.element_size() for t in tensors)
-    where = str(f) if isinstance(f, (str, os.PathLike)) else "a stream"
-    world.recorder.notice(f"saved nothing to {where}: its {len(tensors)} tensors ({format_bytes(n_bytes)}) have no values")
-    if isinstance(f, (str, os.PathLike)):
-        path = Path(f)
-        _saved[str(path.resolve())] = obj
-        if not path.exists():
-            path.write_text(_MARKER, encoding="utf-8")
-    elif hasattr(f, "write"):
-        f.write(_MARKER.encode())
+    is_path = isinstance(f, (str, os.PathLike))
+    world.recorder.notice(
+        f"saved nothing to {f if is_path else 'a stream'}: its {len(tensors)} tensors ({format_bytes(n_bytes)}) have no values"
+    )
+    description = io.BytesIO()
+    _write(obj, description)
+    if not is_path:
+        f.write(description.getvalue())
+        return
+    path = Path(f)
+    _saved[str(path.resolve())] = description.getvalue()
+    if not path.exists():
+        path.write_text(_MARKER, encoding="utf-8")
+
+
+def is_saved(path: Any) -> bool:
+    """Whether this run pretended to save this file."""
+    return isinstance(path, (str, os.PathLike)) and str(Path(path).resolve()) in _saved
+
+
+def load_saved(path: Any, device: Any = None) -> Any:
+    """What was pretended to be saved, on the device it was on or another."""
+    with loading_onto(device):
+        return _read(io.BytesIO(_saved[str(Path(path).resolve())]), weights_only=False)
+
+
+_read: Callable[..., Any] = torch.load  # torch's own
 
 
 def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(f, (str, os.PathLike)) and str(Path(f).resolve()) in _saved:
-            return _saved[str(Path(f).resolve())]
-        if isinstance(map_location, (str, torch.device, int)) and resolve_device(map_location).type != "cpu":
-            map_location = str(resolve_device(map_location))
-        return original(f, map_location, *args, **kwargs)
+        device = map_location if isinstance(map_location, (str, torch.device, int)) else None
+        if is_saved(f):
+            return load_saved(f, device)
+        if device is not None and resolve_device(device).type != "cpu":
+            map_location = str(resolve_device(device))
+        with loading_onto(device):
+            return original(f, map_location, *args, **kwargs)
 
     return load
 
@@ -78,27 +100,17 @@ def _to_device(storage: Any, location: str) -> Any:
     if not location.startswith((world.device_type, store.SIM.type)) or world.device_type == "cpu":
         return None
     untyped = storage.untyped() if hasattr(storage, "untyped") else storage
-    made = store.new_storage(untyped.nbytes(), resolve_device(location))
-    if untyped.nbytes() <= store.KNOWN_VALUE_LIMIT and untyped.device.type == "cpu":
-        store.sims[made._cdata].values = torch.empty(0, dtype=torch.uint8).set_(untyped).clone()
+    return move_storage(untyped, resolve_device(location))
+
+
+def move_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """A simulated storage of the same size; small ones keep their values."""
+    made = store.new_storage(storage.nbytes(), device)
+    if storage._cdata in store.sims:
+        store.sims[made._cdata].values = store.sims[storage._cdata].values
+    elif storage.nbytes() <= store.KNOWN_VALUE_LIMIT:
+        store.sims[made._cdata].values = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
     return made
-
-
-def _simulated_tensors(obj: Any, found: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
-    """Simulated tensors anywhere inside dicts, lists, tuples and modules."""
-    found = [] if found is None else found
-    if isinstance(obj, torch.Tensor):
-        if sim_of(obj) is not None:
-            found.append(obj)
-    elif isinstance(obj, dict):
-        for value in obj.values():
-            _simulated_tensors(value, found)
-    elif isinstance(obj, (list, tuple, set)):
-        for value in obj:
-            _simulated_tensors(value, found)
-    elif isinstance(obj, torch.nn.Module):
-        found += [t for t in (*obj.parameters(), *obj.buffers()) if sim_of(t) is not None]
-    return found
 
 
 def _keep_real(original: Callable[..., None]) -> Callable[..., None]:
@@ -111,8 +123,9 @@ def _keep_real(original: Callable[..., None]) -> Callable[..., None]:
             return None
         moved_from = str(Path(source).resolve())
         result = original(source, target, *args, **kwargs)
-        if moved_from in _saved:
-            _saved[str(Path(target).resolve())] = _saved.pop(moved_from)
+        moved_to = str(Path(target).resolve())
+        for path in [p for p in _saved if p == moved_from or p.startswith(moved_from + os.sep)]:
+            _saved[moved_to + path[len(moved_from) :]] = _saved.pop(path)
         return result
 
     return move
@@ -125,26 +138,3 @@ def _is_marker(path: Any) -> bool:
         return Path(path).read_text(encoding="utf-8", errors="replace") == _MARKER
     except (OSError, TypeError, ValueError):
         return False
-
-
-def _install_safetensors() -> None:
-    try:
-        import safetensors.torch as library
-    except ImportError:
-        return
-    write, read = library.save_file, library.load_file
-
-    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
-        found = _simulated_tensors(tensors)
-        if not found:
-            return write(tensors, filename, metadata)
-        _pretend(filename, tensors, found)
-        return None
-
-    def load_file(filename: Any, device: Any = "cpu") -> dict[str, torch.Tensor]:
-        if str(Path(filename).resolve()) in _saved:
-            return dict(_saved[str(Path(filename).resolve())])
-        tensors = read(filename, device="cpu")
-        return tensors if resolve_device(device) == CPU else {k: t.to(device) for k, t in tensors.items()}
-
-    library.save_file, library.load_file = save_file, load_file

@@ -76,15 +76,14 @@ def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor
         if device is None:
             device = ambient_device()
         device = resolve_device(device)
+        kwargs.pop("pin_memory", None)  # the host's memory counts as pinned
         if is_simulated_device(device):
             kwargs["device"] = store.SIM
-            kwargs.pop("pin_memory", None)
             kwargs.pop("generator", None) if device.type != "cpu" else None
             with aiming_at(device):
                 return original(*args, **kwargs)
         if device.type == "cpu" and is_sized and _is_large(args, kwargs):
             kwargs["device"] = store.SIM
-            kwargs.pop("pin_memory", None)
             with aiming_at(CPU):
                 return original(*args, **kwargs)
         return original(*args, **kwargs)
@@ -95,7 +94,7 @@ def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor
 def _is_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     size = kwargs.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point or world.is_worker:
         return False  # integers steer programs (indices, lengths, permutations): keep them real
     try:
         return math.prod(int(n) for n in size) * dtype.itemsize > LARGE_HOST_BYTES

@@ -11,6 +11,7 @@ import gc
 import os
 import runpy
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -30,9 +31,12 @@ from windtunnel.capture import (
     torch_cuda,
     torch_distributed,
     torch_foreach,
+    torch_processes,
     torch_program,
     torch_registration,
+    torch_safetensors,
     torch_storage,
+    torch_storage_methods,
     torch_tensor_methods,
 )
 from windtunnel.capture.explain import explain
@@ -42,6 +46,8 @@ from windtunnel.events.file import RecordingWriter
 
 __all__ = ["run_rank"]
 
+# torch's own Python that gives shapes here and that no real run passes through
+_ONLY_IN_A_DRY_RUN = ("/torch/_decomp/", "/torch/_refs/", "/torch/_prims", "/torch/_meta_registrations.py", "/torch/_ops.py")
 CountersFactory = Callable[[RecordingWriter, Path], torch_cuda.MemoryCounters]
 
 
@@ -57,6 +63,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     recorder.on_step = _step_counter(task.max_steps, on_step)
     install(task, recorder, make_counters(writer, task.recording_path))
     outcome = _run(program or _script_of(task), recorder)
+    _wait_for_threads()
     outcome |= {
         "steps": recorder.n_steps,
         "unknown_values": [
@@ -81,11 +88,14 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     torch_registration.install_kernels()
     torch_constructors.install_constructors()
     torch_tensor_methods.install_tensor_methods()
+    torch_storage_methods.install_storage_methods()
     torch_attention.install_attention(_attention_of(device))
     torch_autocast.install_autocast()
     torch_foreach.install_foreach()
     torch_cuda.install_device_module(device, n_devices, counters)
     torch_checkpoint.install_checkpoints()
+    torch_safetensors.install_safetensors()
+    torch_processes.install_processes()
     torch_compile.install_compile(recorder)
     torch_distributed.install_distributed(recorder, task.rank, task.world_size)
     torch_program.install_program(recorder)
@@ -167,6 +177,13 @@ def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
     return {"status": "ok", "error": None}
 
 
+def _wait_for_threads() -> None:
+    """Python itself waits at its exit for threads a script left running; so does a dry run."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon and type(thread) is not threading._DummyThread:
+            thread.join()
+
+
 def _show_traceback(error: BaseException) -> None:
     """The user's own traceback: without the frames that only exist in a dry run."""
     text = traceback.TracebackException.from_exception(error)
@@ -183,6 +200,8 @@ def _show_traceback(error: BaseException) -> None:
 
 def _is_ours(filename: str) -> bool:
     text = filename.replace("\\", "/")
+    if any(part in text for part in _ONLY_IN_A_DRY_RUN):
+        return True
     return "/windtunnel/capture/" in text or "<frozen runpy>" in text or text.endswith("/runpy.py") or "windtunnel/commands" in text
 
 

@@ -108,6 +108,7 @@ class World(threading.local):
     default_device: torch.device
     aliases: frozenset[str] = frozenset()  # other words for the device: "cuda" after importing transfer_to_npu
     target: torch.device | None = None  # set while a patched call is inside torch: the device the user named
+    is_worker: bool = False  # this process was forked by the program: nothing it does is recorded
     op: int = -1  # id of the operator now running, for ALLOC rows
 
 

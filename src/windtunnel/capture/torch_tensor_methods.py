@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_checkpoint import move_storage
 from windtunnel.capture.torch_moves import move
 from windtunnel.capture.torch_named_device import is_simulated_device, plain_device, resolve_device
 from windtunnel.capture.torch_operators import default_value
@@ -39,14 +40,12 @@ def install_tensor_methods() -> None:
     Tensor.numpy = _numpy(Tensor.numpy)  # type: ignore[assignment]
     Tensor.__array__ = _array(Tensor.__array__)  # type: ignore[assignment]
     Tensor.tolist = _tolist(Tensor.tolist)  # type: ignore[assignment]
+    Tensor.__setitem__ = _setitem(Tensor.__setitem__)  # type: ignore[assignment, method-assign]
     Tensor.__repr__ = _repr(Tensor.__repr__)  # type: ignore[assignment]
     Tensor.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)  # type: ignore[assignment]
     Tensor.pin_memory = lambda self, device=None: self  # type: ignore[assignment]
     Tensor.is_pinned = lambda self, device=None: _device_of(self).type == "cpu"  # type: ignore[assignment]
     Tensor.share_memory_ = _unless_simulated(Tensor.share_memory_)  # type: ignore[assignment]
-    torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)  # type: ignore[assignment]
-    torch.UntypedStorage.nbytes = _storage_bytes(torch.UntypedStorage.nbytes)  # type: ignore[assignment]
-    torch.UntypedStorage.size = _storage_bytes(torch.UntypedStorage.size)  # type: ignore[assignment]
 
 
 def _device_of(self: Tensor) -> torch.device:
@@ -67,13 +66,13 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             device, args = first if first is not None else device, args[1:]
             if args and args[0] is None:
                 args = args[1:]
-            elif args and args[0].__class__ is bool:  # to(device, non_blocking)
-                args = ()
-    if args and not isinstance(args[0], torch.dtype):
-        args = ()
+    if args:  # to(…, dtype, non_blocking, copy), where dtype may be left out
+        flags = args[1:] if isinstance(args[0], torch.dtype) else args
+        kwargs |= dict(zip(("non_blocking", "copy"), flags, strict=False))
+        args = args[: len(args) - len(flags)]
     sim = sim_of(self)
     if device is None:
-        return _plain_to(self, *args, **kwargs) if args or kwargs else self
+        return _plain_to(self, *args, **kwargs) if args or kwargs.keys() - {"non_blocking"} else self
     wanted = resolve_device(device)
     if wanted == (sim.device if sim is not None else plain_device(self)):
         return _plain_to(self, *args, **kwargs) if args or kwargs.keys() - {"non_blocking"} else self
@@ -162,6 +161,20 @@ def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
     return tolist
 
 
+def _setitem(original: Callable[..., None]) -> Callable[..., None]:
+    """`x[i] = 5`: on CUDA torch keeps the number on the host, where other devices get a small tensor of it."""
+
+    def setitem(self: Tensor, index: Any, value: Any) -> None:
+        if value.__class__ in (int, float, bool) and world.device_type == "cuda" and sim_of(self) is not None:
+            value = _host_number(value, dtype=self.dtype)
+        original(self, index, value)
+
+    return setitem
+
+
+_host_number = torch.tensor  # torch's own, before constructors are replaced
+
+
 def _repr(original: Callable[..., str]) -> Callable[..., str]:
     def text(self: Tensor, *, tensor_contents: Any = None) -> str:
         sim = sim_of(self)
@@ -188,8 +201,7 @@ def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
-        with torch.no_grad():
-            copied = self.detach().clone()
+        copied = _deep_twin(self, memo)
         copied.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
@@ -202,24 +214,14 @@ def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return deepcopy
 
 
+def _deep_twin(self: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A copy over a copied storage; views of one storage stay views of one storage."""
+    storage = self.untyped_storage()
+    copied = memo.get(storage._cdata)
+    if copied is None:
+        copied = memo[storage._cdata] = move_storage(storage, storage.device)
+    return store.attach(copied, self.storage_offset(), tuple(self.shape), self.stride(), self.dtype)
+
+
 def _unless_simulated(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda self: original(self) if sim_of(self) is None else self
-
-
-def _resize_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    def resize(self: torch.UntypedStorage, n_bytes: int) -> Any:
-        sim = store.sims.get(self._cdata)
-        if sim is None:
-            return original(self, n_bytes)
-        store.resize(sim, n_bytes)
-        return self
-
-    return resize
-
-
-def _storage_bytes(original: Callable[..., int]) -> Callable[..., int]:
-    def n_bytes(self: torch.UntypedStorage) -> int:
-        sim = store.sims.get(self._cdata)
-        return original(self) if sim is None else sim.n_bytes
-
-    return n_bytes

@@ -59,10 +59,11 @@ class LiveMemory:
         if self._position is None:
             self._writer.flush()
             self._writer.before_flush = self.before_flush
-            recording = read_recording(self._path)
-            lists = [recording.columns[name].tolist() for name in _NAMES]
-            self._follow(zip(*lists, strict=True))
             self._position = 0
+            if self._path.stat().st_size:  # empty until the first batch
+                recording = read_recording(self._path)
+                lists = [recording.columns[name].tolist() for name in _NAMES]
+                self._follow(zip(*lists, strict=True))
         rows = self._writer.rows
         self._follow(rows[self._position :])
         self._position = len(rows)

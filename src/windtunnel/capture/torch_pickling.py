@@ -1,0 +1,137 @@
+"""A simulated tensor in a pickle: its description, and its values when they are few and known.
+
+    pickle, torch.save, a queue to another process ──> shape, strides, dtype, device ──> the same, with no values
+
+A program that is no dry run refuses such a pickle: a description must never be taken for weights.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_named_device import resolve_device
+from windtunnel.capture.torch_storage import CPU, attach, new_storage, sim_of
+from windtunnel.capture.torch_values import values_of
+
+__all__ = ["find_simulated", "install_pickling", "loading_onto", "rebuild_simulated"]
+
+Tensor = torch.Tensor
+_NOT_A_DRY_RUN = "this tensor was written by a dry run: it has a shape and no values"
+_zeros = torch.zeros  # torch's own, before constructors are replaced
+
+
+def install_pickling() -> None:
+    """Let every pickler meet simulated tensors."""
+    Tensor.__reduce_ex__ = _reduce(Tensor.__reduce_ex__)  # type: ignore[method-assign, assignment]
+    parameter = torch.nn.Parameter
+    parameter.__reduce_ex__ = _reduce(parameter.__reduce_ex__)  # type: ignore[method-assign, assignment]
+    torch.serialization.add_safe_globals([rebuild_simulated])
+    for kind in (Tensor, parameter):
+        reduce = ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]
+        if reduce is not None:
+            ForkingPickler.register(kind, _reduce_between_processes(reduce))
+
+
+def _reduce(original: Any) -> Any:
+    def __reduce_ex__(self: Tensor, protocol: Any) -> Any:
+        return original(self, protocol) if sim_of(self) is None else _description(self)
+
+    return __reduce_ex__
+
+
+def _reduce_between_processes(original: Any) -> Any:
+    return lambda tensor: original(tensor) if sim_of(tensor) is None else _description(tensor)
+
+
+def _description(tensor: Tensor) -> tuple[Any, ...]:
+    sim = sim_of(tensor)
+    assert sim is not None
+    known = values_of(tensor)
+    layout = (sim.id, sim.n_bytes, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    values = known.detach().clone() if known is not None else None
+    return rebuild_simulated, (layout, str(sim.device), tensor.requires_grad, is_parameter, values, os.getpid())
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+class loading_onto:
+    """While a pickle is read: tensors go to this device, and those of one storage share one again."""
+
+    current: loading_onto | None = None
+
+    def __init__(self, device: Any) -> None:
+        self.device = device  # None: where they were
+        self.storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+
+    def __enter__(self) -> None:
+        self.before, loading_onto.current = loading_onto.current, self
+
+    def __exit__(self, *_: object) -> None:
+        loading_onto.current = self.before
+
+
+def rebuild_simulated(
+    layout: tuple[Any, ...], device: str, requires_grad: bool, is_parameter: bool, values: Tensor | None, process: int
+) -> Tensor:
+    """The tensor of a description."""
+    id, n_bytes, offset, shape, strides, dtype = layout
+    if not hasattr(store, "SIM"):
+        made = _in_another_process(shape, dtype, device, values)
+    else:
+        loading = loading_onto.current or loading_onto(None)
+        where = resolve_device(device if loading.device is None else loading.device)
+        storage = loading.storages.get((process, id))
+        if storage is None:
+            storage = loading.storages[(process, id)] = new_storage(n_bytes, where)
+        made = attach(storage, offset, shape, strides, dtype)
+        if values is not None:
+            made.copy_(values)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
+def _in_another_process(shape: Any, dtype: torch.dtype, device: str, values: Tensor | None) -> Tensor:
+    """In a worker that does not simulate: host tensors become real zeros, which cost nothing until they are touched."""
+    if os.environ.get("WINDTUNNEL_DRY_RUN") != "1" or device != str(CPU):
+        raise RuntimeError(_NOT_A_DRY_RUN)
+    return values if values is not None else _zeros(shape, dtype=dtype)
+
+
+# -- finding --------------------------------------------------------------------------------------------------
+
+
+def find_simulated(obj: Any) -> list[Tensor]:
+    """Simulated tensors anywhere inside an object, as a pickler would meet them."""
+    finder = _Finder(_Nowhere())
+    try:
+        finder.dump(obj)
+    except Exception:
+        pass  # what cannot be pickled is the saving program's own error, raised when it saves
+    return finder.found
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Finder(pickle.Pickler):
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, protocol=2)
+        self.found: list[Tensor] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            if sim_of(obj) is not None:
+                self.found.append(obj)
+            return "tensor"
+        return "storage" if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)) else None
+
+

@@ -1,0 +1,113 @@
+"""safetensors in a dry run: real files give real shapes on the simulated device, simulated weights are not written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from windtunnel.capture.torch_checkpoint import is_saved, load_saved, pretend_to_save
+from windtunnel.capture.torch_named_device import resolve_device
+from windtunnel.capture.torch_pickling import find_simulated
+from windtunnel.capture.torch_storage import CPU, world
+
+__all__ = ["install_safetensors"]
+
+
+def install_safetensors() -> None:
+    """Replace what safetensors reads and writes, if it is installed."""
+    try:
+        import safetensors
+        import safetensors.torch as library
+    except ImportError:
+        return
+    write, read, serialize, open_file = library.save_file, library.load_file, library.save, safetensors.safe_open
+
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
+        found = find_simulated(tensors)
+        return pretend_to_save(tensors, filename, found) if found else write(tensors, filename, metadata)
+
+    def save(tensors: dict[str, torch.Tensor], metadata: Any = None) -> bytes:
+        if not find_simulated(tensors):
+            return serialize(tensors, metadata)
+        world.recorder.notice("safetensors.torch.save gave no weights: they have no values in a dry run")
+        return serialize({})
+
+    def load_file(filename: Any, device: Any = "cpu", **options: Any) -> dict[str, torch.Tensor]:
+        if is_saved(filename):
+            return dict(load_saved(filename, device))
+        tensors = read(filename, device="cpu", **options)
+        return tensors if resolve_device(device) == CPU else {k: t.to(device) for k, t in tensors.items()}
+
+    class safe_open(_File):
+        def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> None:
+            if is_saved(filename):
+                file = _Saved(load_saved(filename))
+            else:
+                file = open_file(filename, framework=framework, device="cpu", **options)
+            super().__init__(file, resolve_device(device) if framework in ("pt", "torch", "pytorch") else CPU)
+
+    library.save_file, library.load_file, library.save = save_file, load_file, save
+    safetensors.safe_open = library.safe_open = safe_open
+
+
+class _File:
+    """An open safetensors file whose tensors go to a device."""
+
+    def __init__(self, file: Any, device: torch.device) -> None:
+        self._file, self._device = file, device
+
+    def __enter__(self) -> _File:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._file.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return _placed(self._file.get_tensor(name), self._device)
+
+    def get_slice(self, name: str) -> _Slice:
+        return _Slice(self._file.get_slice(name), self._device)
+
+
+class _Slice:
+    def __init__(self, part: Any, device: torch.device) -> None:
+        self._part, self._device = part, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return _placed(self._part[index], self._device)
+
+
+def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor if device == CPU else tensor.to(device)
+
+
+class _Saved:
+    """A file this run pretended to save."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> _Saved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        return {"format": "pt"}
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    get_slice = get_tensor
