@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from windtunnel.capture.torch_storage import sim_of
+from windtunnel.capture.torch_type_checks import check_attention
 
 __all__ = ["Attention", "choose_cpu", "choose_cuda", "install_attention"]
 
@@ -48,6 +49,7 @@ def install_attention(choose: Callable[[Attention], str]) -> None:
 
     def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+        check_attention(query, key, value)
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         kernel = choose(call) if all(sim_of(t) is not None for t in (query, key, value)) else "math"
         return _KERNELS[kernel](call, scale)
@@ -68,6 +70,8 @@ def choose_cuda(capability: tuple[int, int]) -> Callable[[Attention], str]:
         for name in order:
             if _CAN_USE[name](a, capability):
                 return name
+        if not torch.backends.cuda.math_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")
         return "math"
 
     return choose
@@ -153,6 +157,7 @@ def _can_use_efficient(a: Attention, capability: tuple[int, int]) -> bool:
         and v.shape[-1] % alignment == 0
         and bytes_aligned
         and _heads_ok(a)
+        and q.shape[1] == k.shape[1]  # grouped heads are not for this kernel
         and all(t.stride(-1) == 1 for t in (q, k, v))
         and _has_dtype(a, allowed)
     )

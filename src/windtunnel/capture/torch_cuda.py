@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from windtunnel.capture import torch_streams as streams
+from windtunnel.capture.torch_data_parallel import install_data_parallel
 from windtunnel.capture.torch_named_device import resolve_device
+from windtunnel.capture.torch_npu import npu_module
 from windtunnel.capture.torch_storage import World, world
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Kind
@@ -57,7 +57,7 @@ def install_device_module(profile: DeviceProfile, n_devices: int, counters: Memo
     """Make torch.cuda (or torch.npu) answer for the simulated device."""
     if profile.kind == "cpu":
         return
-    module = torch.cuda if profile.kind == "cuda" else _npu_module()
+    module = torch.cuda if profile.kind == "cuda" else npu_module()
     for name, value in _surface(profile, n_devices, counters).items():
         setattr(module, name, value)
     torch.Tensor.record_stream = streams.record_stream  # type: ignore[assignment]
@@ -89,7 +89,7 @@ def _surface(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -
 def _identity(profile: DeviceProfile, n_devices: int, properties: _Properties) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
+        "is_initialized": lambda: bool(world.recorder.rows),  # as on a device: once something was done on it
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_lazy_call": lambda callable, **_: callable(),
@@ -182,7 +182,7 @@ def _memory(profile: DeviceProfile, counters: MemoryCounters) -> dict[str, Any]:
         "memory_cached": read("reserved"),
         "max_memory_cached": read("peak_reserved"),
         "memory_stats": stats,
-        "memory_stats_as_nested_dict": stats,
+        "memory_stats_as_nested_dict": lambda device=None: _nested(stats(device)),
         "memory_summary": lambda device=None, abbreviated=False: str(stats(device)),
         "memory_snapshot": lambda *_, **__: [],
         "mem_get_info": mem_get_info,
@@ -195,6 +195,18 @@ def _memory(profile: DeviceProfile, counters: MemoryCounters) -> dict[str, Any]:
         "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "get_allocator_backend": lambda: "native",
     }
+
+
+def _nested(stats: dict[str, int]) -> dict[str, Any]:
+    """{"a.b": 1} as {"a": {"b": 1}}."""
+    found: dict[str, Any] = {}
+    for key, value in stats.items():
+        *path, last = key.split(".")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
 
 
 def _index(device: Any) -> int:
@@ -275,6 +287,9 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     torch.cuda.nccl.version = lambda: (2, 27, 3)  # type: ignore[assignment]
     torch.cuda.CUDAGraph = _NoGraph  # type: ignore[misc]
     torch.cuda.graph = lambda *_, **__: contextlib.nullcontext()  # type: ignore[misc, assignment]
+    torch.cuda.graph_pool_handle = lambda: (0, 0)  # type: ignore[assignment]
+    torch.cuda.make_graphed_callables = _make_graphed_callables  # type: ignore[assignment]
+    install_data_parallel()
     for dtype, name in _LEGACY_TYPES.items():
         setattr(torch.cuda, name, _legacy_type(dtype))
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]
@@ -289,6 +304,11 @@ class _NoGraph:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
+
+
+def _make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+    _NoGraph()
+    return callables
 
 
 _LEGACY_TYPES = {
@@ -309,17 +329,3 @@ def _legacy_type(dtype: torch.dtype) -> type:
             return torch.empty(*args, dtype=dtype, device="cuda")
 
     return Meta(_LEGACY_TYPES[dtype], (), {})
-
-
-def _npu_module() -> types.ModuleType:
-    """`torch.npu`, and an importable `torch_npu` for scripts written for Ascend."""
-    module = types.ModuleType("torch.npu")
-    torch._register_device_module("npu", module) if not hasattr(torch, "npu") else setattr(torch, "npu", module)
-    sys.modules["torch.npu"] = module
-    plugin = types.ModuleType("torch_npu")
-    plugin.npu = module  # type: ignore[attr-defined]
-    plugin.__version__ = "2.13.0+simulated"  # type: ignore[attr-defined]
-    contrib = types.ModuleType("torch_npu.contrib")
-    transfer = types.ModuleType("torch_npu.contrib.transfer_to_npu")
-    sys.modules.update({"torch_npu": plugin, "torch_npu.contrib": contrib, "torch_npu.contrib.transfer_to_npu": transfer})
-    return module

@@ -8,6 +8,7 @@ Peers are taken to hold what this rank holds: a gather returns copies of this ra
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class SimulatedGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._rank, self._size = rank, size
+        self._name = self._description = "undefined"
 
     def size(self) -> int:
         return self._size
@@ -55,6 +57,21 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return _NAME
+
+    # torch keeps these in a group's backends, which this group has none of
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
 
     def __repr__(self) -> str:
         return f"SimulatedGroup(rank={self._rank}, size={self._size})"
@@ -76,8 +93,12 @@ class SimulatedGroup(dist.ProcessGroup):
     def _allgather_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
         return _Work([output])
 
+    all_gather_single = _allgather_base
+
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
@@ -85,14 +106,20 @@ class SimulatedGroup(dist.ProcessGroup):
     def _reduce_scatter_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
         return _Work([output])
 
+    reduce_scatter_single = _reduce_scatter_base
+
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
 
     def alltoall_base(self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None) -> _Work:
         return _Work([output])
+
+    all_to_all_single = alltoall_base
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
@@ -148,5 +175,12 @@ def install_distributed(recorder: Recorder, rank: int, world_size: int) -> None:
     def simulated_new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         return new_group(ranks, backend=_NAME, **{k: v for k, v in kwargs.items() if k == "group_desc"})
 
-    for module in (dist, dist.distributed_c10d):
-        module.init_process_group, module.new_group = init_process_group, simulated_new_group
+    _replace_everywhere("init_process_group", original, init_process_group)
+    _replace_everywhere("new_group", new_group, simulated_new_group)
+
+
+def _replace_everywhere(name: str, original: Any, replacement: Any) -> None:
+    """Torch's own modules took these functions by name before we came."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.distributed") and getattr(module, name, None) is original:
+            setattr(module, name, replacement)

@@ -13,6 +13,7 @@ import torch
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_shape_rules import returns_nothing_new, shape_rules
 from windtunnel.capture.torch_storage import new_tensor, sim_of, world
+from windtunnel.capture.torch_type_checks import check_types
 from windtunnel.events.model import Signature, TensorSpec
 
 __all__ = ["Entry", "Pattern", "infer", "resize_out", "tensor_spec", "wrap_numbers"]
@@ -53,6 +54,7 @@ ask_kernel = lambda op, args, kwargs, outputs: (outputs, None)
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Entry:
     """Ask torch's meta kernel what this operator returns, and the target's kernel what it allocates."""
+    check_types(op, args)
     as_meta: dict[int, Tensor] = {}
     meta_args = [_to_meta(a, as_meta) for a in wrap_numbers(op, args)]
     meta_kwargs = {k: _META if k == "device" else _to_meta(a, as_meta) for k, a in kwargs.items()}

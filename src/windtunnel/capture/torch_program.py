@@ -217,5 +217,12 @@ def _install_build_times() -> None:
         if isinstance(value, (torch.nn.Module, torch.Tensor)):
             self.__dict__[_LAST] = time.perf_counter()
 
+    add_module = torch.nn.Module.add_module
+
+    def add(self: torch.nn.Module, name: str, module: Any) -> None:
+        add_module(self, name, module)
+        self.__dict__[_LAST] = time.perf_counter()
+
+    torch.nn.Module.add_module = add  # type: ignore[method-assign]
     torch.nn.Module.__init__ = __init__  # type: ignore[method-assign]
     torch.nn.Module.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]

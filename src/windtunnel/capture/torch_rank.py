@@ -30,6 +30,7 @@ from windtunnel.capture import (
     torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
+    torch_finite,
     torch_foreach,
     torch_processes,
     torch_program,
@@ -85,6 +86,7 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     if device.kind == "cpu":
         torch_cpu_kernels.install_cpu_kernels()
     torch_composites.install_composites(device.kind)
+    torch_finite.install_finite()
     torch_registration.install_kernels()
     torch_constructors.install_constructors()
     torch_tensor_methods.install_tensor_methods()
