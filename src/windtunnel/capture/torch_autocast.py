@@ -231,7 +231,7 @@ def _on_backend(original: Callable[..., Any], device_type: str) -> Callable[...,
     """Calls about the simulated device type go to the simulated backend; the rest to torch."""
 
     def call(*args: Any) -> Any:
-        if args and args[0] == device_type:
+        if args and (args[0] == device_type or args[0] in world.aliases):
             args = (store.SIM.type, *args[1:])
         elif device_type == "cuda" and (not args or isinstance(args[0], bool)):
             args = (store.SIM.type, *args)  # the old one-argument form means cuda

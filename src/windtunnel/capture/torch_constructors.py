@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.jit._builtins import _get_builtin_table
 from torch.utils._device import DeviceContext, _device_constructors
 
 from windtunnel.capture import torch_storage as store
@@ -47,6 +48,7 @@ _original_constructors = set(_device_constructors())
 
 def install_constructors() -> None:
     """Replace the constructors of torch in this process."""
+    scripted = _get_builtin_table()  # TorchScript knows functions by identity: the old ones now, the new ones below
     for name in _FACTORIES:
         if hasattr(torch, name):
             setattr(torch, name, _factory(getattr(torch, name), name))
@@ -58,6 +60,7 @@ def install_constructors() -> None:
     torch.as_tensor = _from_data(torch.as_tensor)
     torch.asarray = _from_data(torch.asarray)
     torch.get_default_device = ambient_device
+    scripted.update({id(getattr(torch, n)): f"aten::{n}" for n in (*_FACTORIES, *_LIKE, "tensor", "as_tensor") if hasattr(torch, n)})
     _install_parameter()
     _install_device_context()
     _install_generator()

@@ -114,6 +114,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
         device = world.target or world.default_device
         device_index = world.index_of_device.get(device, -1)
         key.append(args)  # a constructor's numbers decide its shape, floats included
+    elif device_index < 0:  # an empty tensor is on a device, but has no memory there
+        device_index = world.index_of_device.get(device, -1)
     memo_key = tuple(key)
     try:
         entry = _memo.get(memo_key)

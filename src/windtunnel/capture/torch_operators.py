@@ -19,7 +19,7 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_inference import tensor_spec
 from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, new_tensor, sim_of, view_of, world
 from windtunnel.capture.torch_strides import contiguous_strides, preserved_strides, strides_for
-from windtunnel.capture.torch_values import remember_values, values_of
+from windtunnel.capture.torch_values import all_false, remember_values, values_of
 from windtunnel.events.model import Kind, Phase, Role, Signature
 
 __all__ = ["default_value", "special"]
@@ -224,9 +224,16 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = values_of(args[0])
     if known is not None:
         return known.item()
-    value = default_value(args[0].dtype)
+    value = unknown_value(args[0])
     world.recorder.invent(_what_was_read(), value)
     return value
+
+
+def unknown_value(tensor: Tensor) -> Any:
+    """What an unknown element of this tensor reads as."""
+    value = default_value(tensor.dtype)
+    sim = sim_of(tensor)
+    return type(value)(0) if sim is not None and sim.id in all_false else value
 
 
 def default_value(dtype: torch.dtype) -> Any:
@@ -350,7 +357,10 @@ def _bincount(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     else:
         n = max(minlength, 1)
         world.recorder.invent("the largest value (bincount)", n - 1)
-    return _like(source, (n,), (1,), torch.float64 if weights is not None else torch.int64)
+    result = _like(source, (n,), (1,), torch.float64 if weights is not None else torch.int64)
+    if known is not None and (weights is None or values_of(weights) is not None):
+        remember_values(result, torch.bincount(known, None if weights is None else values_of(weights), n))
+    return result
 
 
 @_rule("repeat_interleave.Tensor")
@@ -363,7 +373,10 @@ def _repeat_interleave(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if n is None:
         n = repeats.numel()
         world.recorder.invent("how often to repeat (repeat_interleave)", 1)
-    return _like(repeats, (n,), (1,), repeats.dtype)
+    result = _like(repeats, (n,), (1,), repeats.dtype)
+    if known is not None:
+        remember_values(result, torch.repeat_interleave(known))
+    return result
 
 
 @_rule("_assert_async", "_assert_async.msg")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 
 from windtunnel.capture.torch_kernels import call_kernel, kernel_for
 from windtunnel.capture.torch_named_device import aiming_at
@@ -49,6 +50,19 @@ def install_kernels() -> None:
             if kernel is not None:
                 _lib.impl(name[6:], kernel, "PrivateUse1")
     _any_lib.fallback(call_kernel, "PrivateUse1")
+    _prefer_fakes()
+
+
+def _prefer_fakes() -> None:
+    """A custom operator with a registered fake is described by it: its body may call what only a device has."""
+    register = CustomOpDef.register_fake
+
+    def register_fake(self: CustomOpDef, fn: Callable[..., Any], /) -> Callable[..., Any]:
+        op = self._opoverload
+        self._lib.impl(self._name, lambda *args, **kwargs: call_kernel(op, *args, **kwargs), "PrivateUse1")
+        return register(self, fn)
+
+    CustomOpDef.register_fake = register_fake  # type: ignore[method-assign]
 
 
 def _kernel(name: str) -> Callable[..., Any] | None:

@@ -16,7 +16,7 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_checkpoint import move_storage
 from windtunnel.capture.torch_moves import move
 from windtunnel.capture.torch_named_device import is_simulated_device, plain_device, resolve_device
-from windtunnel.capture.torch_operators import default_value
+from windtunnel.capture.torch_operators import unknown_value
 from windtunnel.capture.torch_storage import sim_of, world
 from windtunnel.capture.torch_values import values_of
 
@@ -125,9 +125,10 @@ def _read(self: Tensor, what: str) -> Tensor:
     known = values_of(self)
     if known is not None:
         return known.detach()
-    world.recorder.invent(what, default_value(self.dtype))
+    value = unknown_value(self)
+    world.recorder.invent(what, value)
     same = getattr(np, str(self.dtype).removeprefix("torch."), None)  # numpy has no bfloat16, and calls bool bool_
-    real = torch.from_numpy(np.ones(tuple(self.shape), dtype=same or np.float32))
+    real = torch.from_numpy(np.full(tuple(self.shape), value, dtype=same or np.float32))
     return real if real.dtype is self.dtype else real.to(self.dtype)
 
 

@@ -18,9 +18,10 @@ from windtunnel.capture.torch_inference import Entry, wrap_numbers
 from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of
 
 
-__all__ = ["follow_values", "forget", "make_known", "remember_values", "values_of"]
+__all__ = ["all_false", "follow_values", "forget", "make_known", "remember_values", "values_of"]
 
 Tensor = torch.Tensor
+all_false: set[int] = set()  # storages whose values are unknown but for this: the answers of isnan and isinf
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
@@ -71,6 +72,7 @@ def _raw_empty(n_bytes: int) -> Tensor:
     return torch.frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
 
 
+_empty = torch.empty  # torch's own, before constructors are replaced
 _EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
@@ -87,12 +89,14 @@ def follow_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
         return
     for sim_result, real_result in zip(results, real if entry.out_is_list else [real], strict=False):
         if isinstance(sim_result, Tensor) and isinstance(real_result, Tensor):
-            remember_values(sim_result, real_result)
+            # kernels of the host may return other helper tensors than the device's
+            remember_values(sim_result, real_result) if sim_result.shape == real_result.shape else forget(sim_result)
 
 
 def _to_real(a: Any) -> Any:
     if isinstance(a, Tensor):
-        return values_of(a)
+        known = values_of(a)
+        return known if known is not None else _empty(0, dtype=a.dtype)  # an out= that was just resized
     if isinstance(a, (list, tuple)):
         return [_to_real(each) for each in a]
     return a
