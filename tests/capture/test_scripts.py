@@ -49,7 +49,7 @@ def test_accelerate_loop(tmp_path):
 def test_distributed_data_parallel_as_any_rank(tmp_path, rank):
     code, report, output = run(tmp_path, "--world-size", "16", "--rank", str(rank), str(_SCRIPTS / "ddp.py"))
     found = report["ranks"][0]
-    assert (code, found["rank"], found["steps"], report["world_size"]) == (0, rank, 4, 16), output
+    assert (code, found["rank"], found["steps"], report["world_size"]) == (0, rank, 2, 16), output  # 512 samples: 32 a rank
     assert f"rank {rank} of 16 on cuda:{rank % 8}" in output
     assert found["at_peak_bytes"]["communication"] > 0  # DDP's buckets
 
@@ -62,6 +62,6 @@ def test_a_7b_model_does_not_fit_and_then_does(tmp_path):
     code, report, output = run(tmp_path, "--force", str(_DEMO), "--batch-size", "1", "--checkpointing", "--steps", "3")
     rank = report["ranks"][0]
     assert (code, report["fits"], rank["steps"]) == (0, True, 3), output
-    # 7,615,616,512 bf16 parameters; what is above are the roundings of 339 blocks
-    assert rank["at_peak_bytes"]["weights"] - 2 * 7_615_616_512 < 339 * 512
+    # 7,615,616,512 bf16 parameters; a large block may keep up to 1 MiB that was not worth splitting off
+    assert 0 <= rank["at_peak_bytes"]["weights"] - 2 * 7_615_616_512 < 339 << 20
     assert rank["at_peak_bytes"]["optimizer"] >= 4 * 7_615_616_512
