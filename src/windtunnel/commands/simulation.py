@@ -24,7 +24,7 @@ from windtunnel.errors import CorruptFile, MissingFramework, UsageError
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory import Allocator
-from windtunnel.memory.analysis import analyse_memory
+from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.memory_block_file import write_memory_block
 from windtunnel.memory.snapshot_file import write_snapshot
 from windtunnel.report.facts import five_facts
@@ -38,6 +38,7 @@ from windtunnel.report.result import (
     build_times,
     rank_result,
 )
+from windtunnel.units import format_bytes
 
 __all__ = [
     "RunRequest",
@@ -250,12 +251,11 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
 
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
     own = task.local_rank if request.device.kind != "cpu" else 0
-    device = _busiest_device(recording, own)
-    memory = analyse_memory(recording, make_allocator, usable, device)
+    cards = {card: analyse_memory(recording, make_allocator, usable, card) for card in _cards(recording, own)}
+    device = max(cards, key=lambda card: cards[card].peak_with_fragments_bytes)  # the tightest card decides
+    memory = cards.pop(device)
     result = rank_result(task.rank, memory, request.device.memory_bytes)
-    if device != own:
-        note = f"rank {task.rank} allocates on card {device}, not on its own, {own}: is set_device missing?"
-        result = replace(result, notes=(*result.notes, note))
+    result = replace(result, notes=(*result.notes, *_card_notes(task.rank, own, device, cards)))
     folder = Path(task.folder)
     try:
         if request.writes_blocks:
@@ -272,13 +272,23 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
     return result
 
 
-def _busiest_device(recording: Recording, own: int) -> int:
-    """The rank's own card, unless the script uses only others."""
+def _cards(recording: Recording, own: int) -> list[int]:
+    """The cards this rank allocates on; its own if it allocates on none."""
     columns = recording.columns
-    used = columns["device"][columns["kind"] == Kind.ALLOC]
-    if not len(used) or (used == own).any():
-        return own
-    return int(np.bincount(used).argmax())
+    return np.unique(columns["device"][columns["kind"] == Kind.ALLOC]).tolist() or [own]
+
+
+def _card_notes(rank: int, own: int, device: int, others: dict[int, RankMemory]) -> list[str]:
+    """What a reader of one card's numbers must know about the rank's other cards."""
+    notes = []
+    if own != device and own not in others:
+        notes.append(f"rank {rank} allocates on card {device}, not on its own, {own}: is set_device missing?")
+    elif others:
+        notes.append(f"the numbers are of card {device}, the tightest of {len(others) + 1}")
+    for card, memory in sorted(others.items()):
+        peak, reserved = format_bytes(memory.peak_bytes), format_bytes(memory.peak_with_fragments_bytes)
+        notes.append(f"card {card}: {peak} live, {reserved} with fragments")
+    return notes
 
 
 # -- how it ended ------------------------------------------------------------------------------------------
