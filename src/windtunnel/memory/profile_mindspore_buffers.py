@@ -147,10 +147,11 @@ class BufferPool:
             self._list(rest, buffer.state)
         buffer.state = IN_USE
         block = buffer.segment
-        before = block.touched_bytes
-        block.low = min(block.low, buffer.address)
-        block.high = max(block.high, buffer.address + buffer.n_bytes)
-        allocator.touched_bytes += block.touched_bytes - before
+        end = buffer.address + buffer.n_bytes
+        if buffer.address < block.low or end > block.high:
+            before = block.touched_bytes
+            block.low, block.high = min(block.low, buffer.address), max(block.high, end)
+            allocator.touched_bytes += block.touched_bytes - before
         return buffer
 
     def _list(self, buffer: Block, state: int) -> None:
