@@ -44,10 +44,15 @@ class FreeSpans:
         index = bisect_left(self.by_size, (size, 0))
         if index == len(self.by_size):
             return None
-        found_bytes, address = self.by_size[index]
-        self.remove(address)
-        if found_bytes > size:
-            self.insert(address + size, found_bytes - size)
+        found_bytes, address = self.by_size.pop(index)
+        del self.sizes[address]
+        position = bisect_left(self.addresses, address)
+        if found_bytes > size:  # what is left stands where the span stood
+            rest = self.addresses[position] = address + size
+            self.sizes[rest] = found_bytes - size
+            insort(self.by_size, (found_bytes - size, rest))
+        else:
+            del self.addresses[position]
         return address
 
     def insert(self, address: int, n_bytes: int) -> None:
@@ -65,12 +70,26 @@ class FreeSpans:
         index = bisect_left(self.addresses, address)
         after = self.addresses[index] if index < len(self.addresses) else None
         before = self.addresses[index - 1] if index else None
-        if after == address + n_bytes and after not in heads:
-            n_bytes += self.remove(after)
-        if before is not None and address not in heads and before + self.sizes[before] == address:
-            n_bytes += self.remove(before)
+        joins_after = after == address + n_bytes and after not in heads
+        joins_before = before is not None and address not in heads and before + self.sizes[before] == address
+        if joins_after:
+            n_bytes += self._forget_size(after)
+        if joins_before:
+            n_bytes += self._forget_size(before)
             address = before
-        self.insert(address, n_bytes)
+            if joins_after:
+                del self.addresses[index]
+        elif joins_after:
+            self.addresses[index] = address
+        else:
+            self.addresses.insert(index, address)
+        self.sizes[address] = n_bytes
+        insort(self.by_size, (n_bytes, address))
+
+    def _forget_size(self, address: int) -> int:
+        n_bytes = self.sizes.pop(address)
+        del self.by_size[bisect_left(self.by_size, (n_bytes, address))]
+        return n_bytes
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter([(address, self.sizes[address]) for address in self.addresses])
@@ -101,7 +120,9 @@ class MegEngineAllocator(Allocator):
             return refuse_alloc(id, n_bytes, self._live, self._empty_ids)
         n_bytes = index(n_bytes)
         size = -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        spans = self._streams.setdefault(stream, FreeSpans())
+        spans = self._streams.get(stream)
+        if spans is None:
+            spans = self._streams[stream] = FreeSpans()
         address = spans.take(size) or self._device.take(size) or self._new_chunk(size)
         if address is None:
             self._fail(n_bytes)
@@ -109,9 +130,12 @@ class MegEngineAllocator(Allocator):
         self._n_allocs += 1
         self._requested += n_bytes
         self.allocated_bytes += size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self._peak_requested = max(self._peak_requested, self._requested)
-        self._peak_live = max(self._peak_live, len(self._live))
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        if self._requested > self._peak_requested:
+            self._peak_requested = self._requested
+        if len(self._live) > self._peak_live:
+            self._peak_live = len(self._live)
         return address
 
     def free(self, id: Hashable) -> None:
