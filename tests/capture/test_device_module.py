@@ -14,6 +14,7 @@ from windtunnel.memory import Allocator
 
 def test_identity_comes_from_the_profile():
     def program():
+        torch.zeros(1, device="cuda")
         p = torch.cuda.get_device_properties(0)
         return {
             "available": torch.cuda.is_available(),
