@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what optimizers import late: once here instead of in every child
 
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.torch_rank import run_rank
@@ -35,6 +36,18 @@ from windtunnel.memory.live import LiveMemory
 __all__ = ["Simulated", "run_plainly", "simulate"]
 
 LONGEST_S = 60  # a program that hangs is ended
+
+
+def _warm_up() -> None:
+    """Let torch make the Python objects of its operators once, here: every child inherits them."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace == "aten":
+            getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+_warm_up()
 
 
 @dataclass(frozen=True)
@@ -106,9 +119,21 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="windtunnel-test-") as name:
         folder = Path(name)
         task = RankTask(
-            program.__name__, (), False, profile, profile.allocator, "", rank, world_size or 1, max(world_size or 1, n_devices),
-            world_size is not None, 1, steps, False, str(folder),
-        )  # fmt: skip
+            program.__name__,
+            (),
+            False,
+            profile,
+            profile.allocator,
+            "",
+            rank,
+            world_size or 1,
+            max(world_size or 1, n_devices),
+            world_size is not None,
+            1,
+            steps,
+            False,
+            str(folder),
+        )
         answer_file = folder / "answer.pickle"
 
         def run_and_answer() -> None:
@@ -125,9 +150,15 @@ def simulate(
             assert footer["status"] == "ok", f"{footer['error']}\n{output}"
         answer = pickle.loads(answer_file.read_bytes()) if answer_file.exists() else None
     return Simulated(
-        footer["status"], footer["error"], answer, output, recording, profile.allocator, footer["notices"],
+        footer["status"],
+        footer["error"],
+        answer,
+        output,
+        recording,
+        profile.allocator,
+        footer["notices"],
         footer["unknown_values"],
-    )  # fmt: skip
+    )
 
 
 def _run_task(task: RankTask, program: Callable[[], Any]) -> int:

@@ -41,7 +41,13 @@ CHOICES = [
     ("h100", "float32", 64, "", "efficient"),
     ("b200", "bfloat16", 128, "", "cudnn"),
     ("l40s", "bfloat16", 128, "", "flash"),
-    ("l40s", "bfloat16", 224, "", "efficient"),  # no flash backward for such heads on sm_89 … unless inference
+    (
+        "l40s",
+        "bfloat16",
+        224,
+        "",
+        "efficient",
+    ),  # no flash backward for such heads on sm_89 … unless inference
     ("t4", "float16", 64, "", "efficient"),
     ("t4", "bfloat16", 64, "", "math"),
     ("t4", "float32", 64, "", "efficient"),
@@ -56,7 +62,9 @@ def test_the_kernel_of_each_device(device, dtype, head, special, kernel):
 
     def program():
         shape = (2, 32, head) if special == "three dims" else (2, 4, 32, head)
-        q, k, v = (torch.randn(shape, device=word, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3))
+        q, k, v = (
+            torch.randn(shape, device=word, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)
+        )
         options = {}
         if special == "mask":
             options["attn_mask"] = torch.zeros(32, 32, device=word, dtype=q.dtype)

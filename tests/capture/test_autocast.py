@@ -29,7 +29,17 @@ def test_every_operator_we_name_is_listed_by_torch():
     assert only_on_cpu <= set(ours.listed_operators("cpu"))
     lower = {n for n in listed if ours.policy_of(n, "cuda") == "lower"}
     assert lower == {n for n in listed if n not in named and n != "binary_cross_entropy"}
-    assert lower >= {"matmul", "linear", "conv2d", "bmm", "addmm", "mm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+    assert lower >= {
+        "matmul",
+        "linear",
+        "conv2d",
+        "bmm",
+        "addmm",
+        "mm",
+        "baddbmm",
+        "einsum",
+        "scaled_dot_product_attention",
+    }
 
 
 def _table(x, w, v):
@@ -74,12 +84,43 @@ def _table(x, w, v):
 
 
 EXPECTED = {
-    "lower": {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "conv2d", "conv_transpose2d", "prelu", "sdpa", "relu", "gelu",
-              "stack", "mean", "mul", "dropout"},
-    "float32": {"softmax", "log_softmax", "layer_norm", "exp", "sum", "cumsum", "pow", "mse_loss", "nll_loss", "cross_entropy",
-                "norm", "interpolate", "add", "cat", "scatter_add"},
+    "lower": {
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "einsum",
+        "conv2d",
+        "conv_transpose2d",
+        "prelu",
+        "sdpa",
+        "relu",
+        "gelu",
+        "stack",
+        "mean",
+        "mul",
+        "dropout",
+    },
+    "float32": {
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+        "exp",
+        "sum",
+        "cumsum",
+        "pow",
+        "mse_loss",
+        "nll_loss",
+        "cross_entropy",
+        "norm",
+        "interpolate",
+        "add",
+        "cat",
+        "scatter_add",
+    },
     "float64": {"float64"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("low", LOW)
@@ -151,13 +192,20 @@ def test_nested_autocast_can_be_left():
             with torch.autocast("cuda", torch.float16):
                 c = x @ x
             d = x @ x
-            state = torch.is_autocast_enabled(), torch.get_autocast_dtype("cuda"), torch.get_autocast_gpu_dtype()
+            state = (
+                torch.is_autocast_enabled(),
+                torch.get_autocast_dtype("cuda"),
+                torch.get_autocast_gpu_dtype(),
+            )
         outside = torch.is_autocast_enabled()
         return [str(t.dtype)[6:] for t in (a, b, c, d)], inside, [str(s) for s in state], outside
 
     assert simulate(program).answer == (
-        ["bfloat16", "float32", "float16", "bfloat16"], False, ["True", "torch.bfloat16", "torch.bfloat16"], False,
-    )  # fmt: skip
+        ["bfloat16", "float32", "float16", "bfloat16"],
+        False,
+        ["True", "torch.bfloat16", "torch.bfloat16"],
+        False,
+    )
 
 
 def test_gradients_of_weights_stay_float32():

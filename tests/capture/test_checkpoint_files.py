@@ -39,9 +39,13 @@ def test_saving_simulated_weights_is_said_and_loads_again(tmp_path):
         fresh = nn.Linear(1000, 1000).cuda()
         fresh.load_state_dict(loaded["model"])
         return (
-            freed, loaded["step"], loaded["ids"].tolist(), str(loaded["model"]["weight"].device),
-            tuple(again["model"]["weight"].shape), str(again["model"]["weight"].device),
-        )  # fmt: skip
+            freed,
+            loaded["step"],
+            loaded["ids"].tolist(),
+            str(loaded["model"]["weight"].device),
+            tuple(again["model"]["weight"].shape),
+            str(again["model"]["weight"].device),
+        )
 
     run = simulate(program)
     assert run.answer == (0, 3, [0, 1, 2], "cpu", (1000, 1000), "cuda:0")
@@ -214,6 +218,8 @@ LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
+    from transformers.models.llama import modeling_llama  # noqa: F401  imported once, for every child
+
     folder = tmp_path_factory.mktemp("tiny")
     subprocess.run([sys.executable, "-c", TINY, str(folder)], check=True, capture_output=True)
     return folder

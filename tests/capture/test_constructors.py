@@ -93,7 +93,9 @@ def test_likes_and_news_follow_their_source_or_the_named_device(profile, word):
             "new_zeros of host": host.new_zeros(3, device=word),
             "new_empty_strided": x.new_empty_strided((2, 2), (1, 2)),
         }
-        return {k: (str(t.device), tuple(t.shape), tuple(t.stride()), str(t.dtype)[6:]) for k, t in made.items()}
+        return {
+            k: (str(t.device), tuple(t.shape), tuple(t.stride()), str(t.dtype)[6:]) for k, t in made.items()
+        }
 
     here = f"{word}:0"
     assert simulate(program, profile).answer == {
@@ -120,7 +122,14 @@ def test_the_default_device_is_where_everything_is_made(profile, word):
         found = []
         with torch.device(word):
             layer = torch.nn.Linear(3, 3)
-            found += [torch.zeros(2), torch.tensor([1.0]), torch.arange(3), layer.weight, torch.as_tensor([1]), torch.empty_like(layer.weight)]
+            found += [
+                torch.zeros(2),
+                torch.tensor([1.0]),
+                torch.arange(3),
+                layer.weight,
+                torch.as_tensor([1]),
+                torch.empty_like(layer.weight),
+            ]
             with torch.device("cpu"):
                 found.append(torch.zeros(2))
         found.append(torch.zeros(2))
@@ -142,20 +151,35 @@ def test_the_default_device_is_where_everything_is_made(profile, word):
 def test_default_dtype_and_requires_grad_are_kept():
     def program():
         torch.set_default_dtype(torch.bfloat16)
-        made = [torch.zeros(2, device="cuda"), torch.tensor([1.0], device="cuda"), torch.rand(2, device="cuda", requires_grad=True)]
+        made = [
+            torch.zeros(2, device="cuda"),
+            torch.tensor([1.0], device="cuda"),
+            torch.rand(2, device="cuda", requires_grad=True),
+        ]
         return [(str(t.dtype), t.requires_grad, t.is_leaf) for t in made]
 
-    assert simulate(program).answer == [("torch.bfloat16", False, True)] * 2 + [("torch.bfloat16", True, True)]
+    assert simulate(program).answer == [("torch.bfloat16", False, True)] * 2 + [
+        ("torch.bfloat16", True, True)
+    ]
 
 
 def test_legacy_constructors_make_tensors_of_the_device():
     def program():
         made = [torch.cuda.FloatTensor(2, 3), torch.cuda.LongTensor([1, 2]), torch.cuda.HalfTensor(4)]
         kinds = [isinstance(made[0], torch.cuda.FloatTensor), isinstance(made[1], torch.cuda.FloatTensor)]
-        return [(tuple(t.shape), str(t.dtype), t.is_cuda) for t in made], kinds, made[1].tolist(), made[0].type()
+        return (
+            [(tuple(t.shape), str(t.dtype), t.is_cuda) for t in made],
+            kinds,
+            made[1].tolist(),
+            made[0].type(),
+        )
 
     made, kinds, values, name = simulate(program).answer
-    assert made == [((2, 3), "torch.float32", True), ((2,), "torch.int64", True), ((4,), "torch.float16", True)]
+    assert made == [
+        ((2, 3), "torch.float32", True),
+        ((2,), "torch.int64", True),
+        ((4,), "torch.float16", True),
+    ]
     assert kinds == [True, False]
     assert values == [1, 2]
     assert name == "torch.cuda.FloatTensor"
@@ -165,7 +189,13 @@ def test_host_tensors_stay_real_unless_large_and_floating():
     def program():
         small, indices, large = torch.rand(100), torch.randint(0, 50, (1 << 20,)), torch.randn(1 << 20)
         same_seed = torch.manual_seed(0) and torch.rand(3).tolist()
-        return small.data_ptr() < 1 << 60, indices.max().item() < 50, large.data_ptr() < 1 << 60, str(large.device), same_seed
+        return (
+            small.data_ptr() < 1 << 60,
+            indices.max().item() < 50,
+            large.data_ptr() < 1 << 60,
+            str(large.device),
+            same_seed,
+        )
 
     small_is_real, index_is_real, large_is_real, device, drawn = simulate(program).answer
     assert (small_is_real, index_is_real, large_is_real, device) == (True, True, False, "cpu")
@@ -188,7 +218,12 @@ def test_numpy_arrays_move_to_the_device_with_their_values():
         moved = torch.from_numpy(array).cuda()
         return str(moved.device), moved.tolist(), str(moved.dtype), moved.cpu().numpy().tolist()
 
-    assert simulate(program).answer == ("cuda:0", [[0, 1, 2], [3, 4, 5]], "torch.int32", [[0, 1, 2], [3, 4, 5]])
+    assert simulate(program).answer == (
+        "cuda:0",
+        [[0, 1, 2], [3, 4, 5]],
+        "torch.int32",
+        [[0, 1, 2], [3, 4, 5]],
+    )
 
 
 def test_sizes_of_allocations_are_what_was_asked_for():
@@ -212,16 +247,26 @@ def test_generators_of_the_device_hold_a_seed():
         torch.randperm(3, device="cuda", generator=g)
         torch.empty(3, device="cuda").normal_(generator=g)
         host = torch.Generator().manual_seed(7)
-        return str(g.device), g.initial_seed(), torch.randperm(5, generator=host).tolist(), isinstance(host, torch.Generator)
+        return (
+            str(g.device),
+            g.initial_seed(),
+            torch.randperm(5, generator=host).tolist(),
+            isinstance(host, torch.Generator),
+        )
 
     device, seed, order, is_generator = simulate(program).answer
     assert (device, seed, is_generator) == ("cuda:0", 7, True)
-    assert order == run_plainly(lambda: torch.randperm(5, generator=torch.Generator().manual_seed(7)).tolist())
+    assert order == run_plainly(
+        lambda: torch.randperm(5, generator=torch.Generator().manual_seed(7)).tolist()
+    )
 
 
 def test_a_device_that_is_not_simulated_is_refused_in_one_sentence():
     run = simulate(lambda: torch.zeros(2).to("npu").shape, is_ok=False)
-    assert run.error == "the script asked for the device npu, and another one is simulated: choose it with --device"
+    assert (
+        run.error
+        == "the script asked for the device npu, and another one is simulated: choose it with --device"
+    )
     for program in (lambda: torch.zeros(2, device="xpu").shape, lambda: torch.zeros(2).to("xpu").shape):
         run = simulate(program, is_ok=False)
         assert run.status == "failed"

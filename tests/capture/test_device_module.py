@@ -67,14 +67,25 @@ def test_counters_are_the_allocator_models():
         last = torch.cuda.max_memory_allocated()
         stats = torch.cuda.memory_stats()
         del a, c
-        return first, second, peaks, third, reset, last, stats["allocated_bytes.all.current"], stats["allocated_bytes.all.peak"]
+        return (
+            first,
+            second,
+            peaks,
+            third,
+            reset,
+            last,
+            stats["allocated_bytes.all.current"],
+            stats["allocated_bytes.all.peak"],
+        )
 
     run = simulate(program)
     model = Allocator.from_spec("cuda")
     model.alloc(1, 4000, 0)
     model.alloc(2, 30 << 20, 0)
     first, second, peaks, third, reset, last, current, peak = run.answer
-    assert first == (model.allocated_bytes, model.reserved_bytes) == (4096 + (30 << 20), (2 << 20) + (30 << 20))
+    assert (
+        first == (model.allocated_bytes, model.reserved_bytes) == (4096 + (30 << 20), (2 << 20) + (30 << 20))
+    )
     assert peaks == first
     model.free(2)
     assert second == (4096, (32 << 20))
@@ -100,10 +111,15 @@ def test_every_spelling_of_the_counters_exists():
     def program():
         keep = torch.zeros(1000, device="cuda")
         said = [
-            torch.cuda.memory_allocated(0), torch.cuda.memory_allocated("cuda"), torch.cuda.memory_allocated(torch.device("cuda")),
-            torch.cuda.memory.memory_allocated(), torch.cuda.max_memory_allocated(device=0), torch.cuda.memory_stats(0)["active_bytes.all.current"],
-            torch.accelerator.memory_allocated(), torch.accelerator.max_memory_allocated(),
-        ]  # fmt: skip
+            torch.cuda.memory_allocated(0),
+            torch.cuda.memory_allocated("cuda"),
+            torch.cuda.memory_allocated(torch.device("cuda")),
+            torch.cuda.memory.memory_allocated(),
+            torch.cuda.max_memory_allocated(device=0),
+            torch.cuda.memory_stats(0)["active_bytes.all.current"],
+            torch.accelerator.memory_allocated(),
+            torch.accelerator.max_memory_allocated(),
+        ]
         torch.cuda.reset_max_memory_allocated()
         torch.cuda.reset_accumulated_memory_stats()
         torch.cuda.ipc_collect()
@@ -175,7 +191,16 @@ def test_streams_and_events_answer_like_torchs():
         made = s.record_event()
         with s:
             inside = torch.cuda.current_stream() == s
-        return s.query(), end.query(), isinstance(made, torch.cuda.Event), start.elapsed_time(end), inside, torch.cuda.default_stream() == torch.cuda.current_stream(), isinstance(s, torch.cuda.Stream), isinstance(s, torch.Stream)  # fmt: skip
+        return (
+            s.query(),
+            end.query(),
+            isinstance(made, torch.cuda.Event),
+            start.elapsed_time(end),
+            inside,
+            torch.cuda.default_stream() == torch.cuda.current_stream(),
+            isinstance(s, torch.cuda.Stream),
+            isinstance(s, torch.Stream),
+        )
 
     run = simulate(program)
     assert run.answer == (True, True, True, 1.0, True, True, True, True)
@@ -194,7 +219,12 @@ def test_random_state_is_saved_and_restored():
             torch.rand(3, device="cuda")
         with torch.random.fork_rng():
             torch.rand(3)
-        return torch.cuda.initial_seed(), str(state.dtype), str(state.device), len(torch.cuda.default_generators)
+        return (
+            torch.cuda.initial_seed(),
+            str(state.dtype),
+            str(state.device),
+            len(torch.cuda.default_generators),
+        )
 
     assert simulate(program).answer == (7, "torch.uint8", "cpu", 1)
 
@@ -208,7 +238,14 @@ def test_accelerator_speaks_for_the_device():
             torch.accelerator.set_device_index(0)
             x = torch.zeros(4, device=device)
             stream = torch.accelerator.current_stream()
-            return str(device), torch.accelerator.device_count(), torch.accelerator.is_available(), str(x.device), torch.accelerator.current_device_index(), stream is not None
+            return (
+                str(device),
+                torch.accelerator.device_count(),
+                torch.accelerator.is_available(),
+                str(x.device),
+                torch.accelerator.current_device_index(),
+                stream is not None,
+            )
 
         assert simulate(program, profile).answer == (word, 1, True, f"{word}:0", 0, True)
 
@@ -255,7 +292,9 @@ def test_cuda_graphs_run_once_and_are_said():
 
     run = simulate(program)
     assert run.answer == (4,)
-    assert run.notices == ["CUDA graphs are not simulated: the captured code ran once, eagerly, and replays did nothing"]
+    assert run.notices == [
+        "CUDA graphs are not simulated: the captured code ran once, eagerly, and replays did nothing"
+    ]
 
 
 def test_make_graphed_callables_gives_the_callable_back():
@@ -283,13 +322,30 @@ def test_npu_scripts_find_their_module():
             z = torch.ones(2, 2, device="npu") @ torch.ones(2, 2, device="npu")
         state = torch.npu.get_rng_state()
         return (
-            str(x.device), x.is_npu, torch.npu.is_available(), torch.npu.memory_allocated() > 8000, torch.npu.device_count(),
-            torch_npu.npu.current_device(), str(z.dtype), str(y.device), state.dim(), torch.npu.max_memory_allocated() > 0,
-        )  # fmt: skip
+            str(x.device),
+            x.is_npu,
+            torch.npu.is_available(),
+            torch.npu.memory_allocated() > 8000,
+            torch.npu.device_count(),
+            torch_npu.npu.current_device(),
+            str(z.dtype),
+            str(y.device),
+            state.dim(),
+            torch.npu.max_memory_allocated() > 0,
+        )
 
     assert simulate(program, "ascend-910b").answer == (
-        "npu:0", True, True, True, 1, 0, "torch.float16", "npu:0", 1, True,
-    )  # fmt: skip
+        "npu:0",
+        True,
+        True,
+        True,
+        1,
+        0,
+        "torch.float16",
+        "npu:0",
+        1,
+        True,
+    )
 
 
 def test_a_script_ported_with_transfer_to_npu_keeps_saying_cuda():
@@ -302,7 +358,13 @@ def test_a_script_ported_with_transfer_to_npu_keeps_saying_cuda():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x).sum()
         loss.backward()
-        return str(x.device), torch.cuda.is_available(), x.is_cuda, torch.cuda.memory_allocated() > 0, str(model.weight.grad.device)
+        return (
+            str(x.device),
+            torch.cuda.is_available(),
+            x.is_cuda,
+            torch.cuda.memory_allocated() > 0,
+            str(model.weight.grad.device),
+        )
 
     assert simulate(program, "ascend-910b").answer == ("npu:0", True, True, True, "npu:0")
 
@@ -323,9 +385,15 @@ def test_two_cards_in_one_process_have_their_own_memory():
         torch.cuda.set_device("cuda:1")
         on_current = torch.zeros(5, device="cuda").device
         return (
-            torch.cuda.device_count(), str(inside[0].device), inside[1], said, str(on_current), str(first.weight.grad.device),
-            torch.cuda.memory_allocated(0) > 8_000_000, 40_000 < torch.cuda.memory_allocated(1) < 1_000_000,
-        )  # fmt: skip
+            torch.cuda.device_count(),
+            str(inside[0].device),
+            inside[1],
+            said,
+            str(on_current),
+            str(first.weight.grad.device),
+            torch.cuda.memory_allocated(0) > 8_000_000,
+            40_000 < torch.cuda.memory_allocated(1) < 1_000_000,
+        )
 
     run = simulate(program, n_devices=2)
     count, inside, current, said, on_current, gradient, is_first_large, is_second_small = run.answer
@@ -346,7 +414,14 @@ def test_a_later_local_rank_uses_its_own_card():
         torch.cuda.set_device(local)
         x = torch.zeros(1000, device="cuda")
         y = torch.zeros(10, device=f"cuda:{local}")
-        return local, str(x.device), str(y.device), torch.cuda.memory_allocated(), os.environ["RANK"], os.environ["WORLD_SIZE"]
+        return (
+            local,
+            str(x.device),
+            str(y.device),
+            torch.cuda.memory_allocated(),
+            os.environ["RANK"],
+            os.environ["WORLD_SIZE"],
+        )
 
     run = simulate(program, world_size=4, rank=3)
     assert run.answer == (3, "cuda:3", "cuda:3", 4096 + 512, "3", "4")

@@ -68,7 +68,10 @@ def test_retain_graph_keeps_what_backward_would_free():
 
     rounded = 4096  # 4000 bytes in blocks of 512
     assert simulate(freeing).answer == 2 * rounded + 512  # x, its gradient, the loss
-    assert simulate(retaining).answer == (4 * rounded + 512, 2 * rounded + 512)  # and exp's and tanh's results
+    assert simulate(retaining).answer == (
+        4 * rounded + 512,
+        2 * rounded + 512,
+    )  # and exp's and tanh's results
 
 
 def test_backward_twice_says_what_torch_says():
@@ -80,10 +83,14 @@ def test_backward_twice_says_what_torch_says():
 
     run = simulate(program, is_ok=False)
     assert "Trying to backward through the graph a second time" in run.output
-    assert run.error == "backward ran twice through the same graph: run forward again, or pass retain_graph=True"
+    assert (
+        run.error == "backward ran twice through the same graph: run forward again, or pass retain_graph=True"
+    )
 
 
-@pytest.mark.parametrize(("context", "n_alive"), [("grad", 3), ("no_grad", 1), ("inference", 1), ("detach", 1)])
+@pytest.mark.parametrize(
+    ("context", "n_alive"), [("grad", 3), ("no_grad", 1), ("inference", 1), ("detach", 1)]
+)
 def test_only_a_graph_keeps_intermediates(context, n_alive):
     def program():
         w = torch.ones(1000, device="cuda", requires_grad=True)
@@ -191,7 +198,9 @@ def test_saved_tensor_hooks_decide_what_is_kept():
     def program():
         w = torch.ones(1000, device="cuda", requires_grad=True)
         seen = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append("pack") or t.cpu(), lambda t: seen.append("unpack") or t.cuda()):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: seen.append("pack") or t.cpu(), lambda t: seen.append("unpack") or t.cuda()
+        ):
             out = (w * 2).exp().exp().sum()
         kept = torch.cuda.memory_allocated()
         out.backward()
@@ -224,7 +233,9 @@ def test_tensor_and_module_hooks_run():
         layer.register_full_backward_hook(lambda m, gi, go: seen.append("backward"))
         x = torch.ones(2, 4, device="cuda", requires_grad=True)
         x.register_hook(lambda g: seen.append(f"grad {tuple(g.shape)}"))
-        layer.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated") or setattr(p, "grad", None))
+        layer.weight.register_post_accumulate_grad_hook(
+            lambda p: seen.append("accumulated") or setattr(p, "grad", None)
+        )
         layer(x).sum().backward()
         return seen, layer.weight.grad is None
 

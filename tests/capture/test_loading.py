@@ -49,11 +49,15 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_batches_come_with_their_values(n_workers):
     def program():
-        loader = DataLoader(Numbers(8, 10), batch_size=4, num_workers=n_workers, pin_memory=True, drop_last=True)
+        loader = DataLoader(
+            Numbers(8, 10), batch_size=4, num_workers=n_workers, pin_memory=True, drop_last=True
+        )
         seen = []
         for x, y in loader:
             on_device = x.cuda(non_blocking=True)
-            seen.append((x[:, 0].tolist(), y.tolist(), tuple(on_device.shape), str(on_device.device), x.is_pinned()))
+            seen.append(
+                (x[:, 0].tolist(), y.tolist(), tuple(on_device.shape), str(on_device.device), x.is_pinned())
+            )
         return seen
 
     run = simulate(program)
@@ -68,7 +72,12 @@ def test_batches_come_with_their_values(n_workers):
 def test_shuffling_is_torchs_own():
     def program():
         torch.manual_seed(3)
-        return [x.tolist() for x, _ in DataLoader(TensorDataset(torch.arange(6), torch.arange(6)), batch_size=3, shuffle=True)]
+        return [
+            x.tolist()
+            for x, _ in DataLoader(
+                TensorDataset(torch.arange(6), torch.arange(6)), batch_size=3, shuffle=True
+            )
+        ]
 
     from tests.capture.simulated import run_plainly
 
@@ -77,7 +86,10 @@ def test_shuffling_is_torchs_own():
 
 def test_large_tensors_made_in_workers_are_real():
     def program():
-        return [(x.shape[1], x[0, 0].item(), total.tolist(), is_real.tolist()) for x, total, is_real in DataLoader(Large(), num_workers=2)]
+        return [
+            (x.shape[1], x[0, 0].item(), total.tolist(), is_real.tolist())
+            for x, total, is_real in DataLoader(Large(), num_workers=2)
+        ]
 
     run = simulate(program)
     assert run.answer == [(600_000, float(i), [i], [True]) for i in range(3)]
@@ -104,7 +116,9 @@ def test_a_large_dataset_in_memory(n_workers):
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_iterable_datasets(n_workers):
     def program():
-        return sorted(int(x) for batch in DataLoader(Stream(), batch_size=2, num_workers=n_workers) for x in batch)
+        return sorted(
+            int(x) for batch in DataLoader(Stream(), batch_size=2, num_workers=n_workers) for x in batch
+        )
 
     assert simulate(program).answer == [0, 1, 2, 3, 4, 5]
 
@@ -120,9 +134,13 @@ def test_workers_started_by_spawn():
 def test_persistent_workers_and_collate():
     def program():
         loader = DataLoader(
-            Numbers(4, 3), batch_size=2, num_workers=1, persistent_workers=True, prefetch_factor=2,
+            Numbers(4, 3),
+            batch_size=2,
+            num_workers=1,
+            persistent_workers=True,
+            prefetch_factor=2,
             collate_fn=lambda items: {"x": torch.stack([x for x, _ in items]), "n": len(items)},
-        )  # fmt: skip
+        )
         return [[(b["x"][:, 0].tolist(), b["n"]) for b in loader] for _ in range(2)]
 
     assert simulate(program).answer == [[([0.0, 1.0], 2), ([2.0, 3.0], 2)]] * 2
@@ -187,7 +205,9 @@ def test_compile_runs_eagerly_and_is_said():
 
     run = simulate(program)
     assert run.answer == ((2, 4), True, ["weight", "bias"])
-    assert run.notices == ["torch.compile ran eagerly: memory is eager's, which is an upper bound for the compiled program"]
+    assert run.notices == [
+        "torch.compile ran eagerly: memory is eager's, which is an upper bound for the compiled program"
+    ]
 
 
 def test_a_pickled_description_is_no_checkpoint_for_a_real_program():

@@ -1,5 +1,6 @@
 """Breadth: operators and layers give the shapes, types and strides torch gives, forward and backward."""
 
+# ruff: noqa: E501  (tables of cases: one line each reads better than forty)
 from __future__ import annotations
 
 import pytest
@@ -82,7 +83,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_shapes_types_and_strides_match_torch(name):
     case = CASES[name]
-    ours, plain = simulate(lambda: _describe(case("cuda"))).answer, run_plainly(lambda: _describe(case("cpu")))
+    ours, plain = (
+        simulate(lambda: _describe(case("cuda"))).answer,
+        run_plainly(lambda: _describe(case("cpu"))),
+    )
     if name == "linalg":  # cuSOLVER and LAPACK lay their results out differently
         ours, plain = _without_strides(ours), _without_strides(plain)
     assert ours == plain
@@ -122,7 +126,11 @@ def test_layers_train(name):
         first = out[0] if isinstance(out, tuple) else out
         first.sum().backward()
         optimizer.step()
-        return _describe(out), _describe(x.grad), {n: tuple(p.grad.shape) for n, p in model.named_parameters()}
+        return (
+            _describe(out),
+            _describe(x.grad),
+            {n: tuple(p.grad.shape) for n, p in model.named_parameters()},
+        )
 
     ours, plain = simulate(lambda: on("cuda")).answer, run_plainly(lambda: on("cpu"))
     if name.startswith(("lstm", "gru", "rnn")):  # cuDNN gives its own strides
@@ -132,12 +140,18 @@ def test_layers_train(name):
 
 def test_channels_last_nets_stay_channels_last():
     def on(device):
-        model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1))
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1)
+        )
         model.to(device, memory_format=torch.channels_last)
         x = torch.zeros(2, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
         out = model(x)
         out.sum().backward()
-        return _describe(out), model[0].weight.is_contiguous(memory_format=torch.channels_last), _describe(model[0].weight)
+        return (
+            _describe(out),
+            model[0].weight.is_contiguous(memory_format=torch.channels_last),
+            _describe(model[0].weight),
+        )
 
     assert simulate(lambda: on("cuda")).answer == run_plainly(lambda: on("cpu"))
 
@@ -195,8 +209,12 @@ def test_higher_gradients():
         x = torch.full((3,), 2.0, device="cuda", requires_grad=True)
         (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
-        none = torch.autograd.grad((x * 2).sum(), [x, torch.ones(1, device="cuda", requires_grad=True)], allow_unused=True)
-        penalty = (torch.autograd.grad(nn.Linear(3, 1).cuda()(x).sum(), x, create_graph=True)[0].norm() - 1) ** 2
+        none = torch.autograd.grad(
+            (x * 2).sum(), [x, torch.ones(1, device="cuda", requires_grad=True)], allow_unused=True
+        )
+        penalty = (
+            torch.autograd.grad(nn.Linear(3, 1).cuda()(x).sum(), x, create_graph=True)[0].norm() - 1
+        ) ** 2
         penalty.backward()
         return first.tolist(), second.tolist(), none[1] is None, tuple(penalty.shape)
 
@@ -226,7 +244,10 @@ def test_gradients_of_host_tensors_moved_to_the_device():
         (back.cpu() * 2).sum().backward()
         mixed = torch.ones(3, requires_grad=True)
         (mixed.to("cuda", torch.float16) * 2).sum().backward()
-        return [(str(t.grad.device), str(t.grad.dtype), tuple(t.grad.shape)) for t in (leaf, large, weight, back, mixed)]
+        return [
+            (str(t.grad.device), str(t.grad.dtype), tuple(t.grad.shape))
+            for t in (leaf, large, weight, back, mixed)
+        ]
 
     host = "cpu"
     assert simulate(program).answer == [

@@ -71,7 +71,9 @@ def test_foreach_is_the_default_and_its_temporaries_show():
     base = 4 * 4 * WEIGHT  # weights, gradients, two states
     assert fused.peak_bytes - base < WEIGHT
     assert "aten._fused_adamw_.default" in fused.op_names
-    assert loop.peak_bytes - base == 3 * WEIGHT  # the denominator of the weight before, its root, its quotient
+    assert (
+        loop.peak_bytes - base == 3 * WEIGHT
+    )  # the denominator of the weight before, its root, its quotient
     assert foreach.peak_bytes - base == 4 * WEIGHT  # the roots of all weights at once, divided in place
 
 
@@ -84,7 +86,9 @@ def test_adafactor_keeps_rows_and_columns():
             optimizer.step()
             w.grad = None
         state = optimizer.state[w]
-        return {k: tuple(v.shape) for k, v in state.items() if isinstance(v, torch.Tensor)}, torch.cuda.memory_allocated()
+        return {
+            k: tuple(v.shape) for k, v in state.items() if isinstance(v, torch.Tensor)
+        }, torch.cuda.memory_allocated()
 
     shapes, allocated = simulate(program).answer
     assert shapes["row_var"] == (1024, 1)
@@ -174,7 +178,9 @@ def test_schedulers_and_clipping():
 def test_averaged_models():
     def program():
         model = nn.Linear(10, 10).cuda()
-        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
         for _ in range(2):
             average.update_parameters(model)
         return int(average.n_averaged), {str(p.device) for p in average.parameters()}

@@ -94,7 +94,11 @@ def test_checkpoints_lower_the_peak(how, n_products, plain):
 def test_recomputed_operators_have_full_module_paths(how):
     run = simulate(_train(how))
     modules = {run.recording.name(e.module) for e in run.events if isinstance(e, Op)}
-    known = {"Net", "head"} | {f"blocks.{i}" for i in range(4)} | {f"blocks.{i}.{n}" for i in range(4) for n in ("up", "act", "down")}
+    known = (
+        {"Net", "head"}
+        | {f"blocks.{i}" for i in range(4)}
+        | {f"blocks.{i}.{n}" for i in range(4) for n in ("up", "act", "down")}
+    )
     assert modules <= known | {""}
     assert set(run.modules_of("aten.gelu.default")) == {f"blocks.{i}.act" for i in range(4)}
     assert set(run.modules_of("aten.gelu_backward.default")) == {f"blocks.{i}.act" for i in range(4)}

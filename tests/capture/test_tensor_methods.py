@@ -44,8 +44,16 @@ def test_every_form_of_to_moves_or_stays():
             "type_as": host.type_as(other),
             "long": x.long(),
         }
-        stays = [x.to("cuda") is x, x.cuda() is x, x.to(torch.float32) is x, host.cpu() is host, host.to("cpu") is host,
-                 x.to(x) is x, x.to("cuda", copy=True) is x, x.float() is x]  # fmt: skip
+        stays = [
+            x.to("cuda") is x,
+            x.cuda() is x,
+            x.to(torch.float32) is x,
+            host.cpu() is host,
+            host.to("cpu") is host,
+            x.to(x) is x,
+            x.to("cuda", copy=True) is x,
+            x.float() is x,
+        ]
         described = {k: (str(t.device), str(t.dtype)[6:]) for k, t in moved.items()}
         return described, stays, {k: t.tolist() for k, t in moved.items()}
 
@@ -97,8 +105,18 @@ def test_copy_with_a_positional_dtype_really_copies():
 def test_what_a_tensor_says_about_its_device(profile, word):
     def program():
         x, host, big = torch.zeros(2, device=word), torch.zeros(2), torch.randn(1 << 20)
-        said = [(str(t.device), t.is_cuda, t.is_cpu, t.get_device(), t.type(), t.is_meta) for t in (x, host, big)]
-        return said, x.device == torch.device(word, 0), x.device.type, x.device.index, x.is_pinned(), str(x.storage().device), str(x.untyped_storage().device)  # fmt: skip
+        said = [
+            (str(t.device), t.is_cuda, t.is_cpu, t.get_device(), t.type(), t.is_meta) for t in (x, host, big)
+        ]
+        return (
+            said,
+            x.device == torch.device(word, 0),
+            x.device.type,
+            x.device.index,
+            x.is_pinned(),
+            str(x.storage().device),
+            str(x.untyped_storage().device),
+        )
 
     said, is_equal, kind, index, is_pinned, storage, untyped = simulate(program, profile).answer
     assert said == [
@@ -139,19 +157,50 @@ def test_tensors_of_two_devices_do_not_mix():
 def test_the_report_names_both_devices_and_the_remedy():
     run = simulate(lambda: nn.Linear(4, 4).cuda()(torch.zeros(1, 4)), is_ok=False)
     assert run.error.startswith("one operator was given tensors of two devices, cuda:0 and cpu: move")
-    assert "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!" in run.output
+    assert (
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        in run.output
+    )
 
 
 def test_views_share_the_storage_and_cost_nothing():
     def program():
         x = torch.zeros(8, 8, device="cuda")
         views = [
-            x.t(), x[0], x[:, 1], x[2:4], x.view(64), x.reshape(4, 16), x.transpose(0, 1), x.permute(1, 0), x.unsqueeze(0),
-            x.squeeze(), x.expand(3, 8, 8), x.narrow(0, 1, 2), x.select(1, 2), x.diagonal(), x.unfold(0, 2, 1),
-            x.as_strided((2, 2), (1, 1)), x.view(torch.int32), x.detach(), x.flatten(), *x.chunk(2), *x.split(3),
-            *x.unbind(0), x.movedim(0, 1), x.view_as(x), x.contiguous(), x.real, torch.atleast_3d(x), x.swapaxes(0, 1),
-            x.unflatten(0, (2, 4)), x.ravel(), x.mT, x.tensor_split(2)[0], torch.broadcast_to(x, (2, 8, 8)),
-        ]  # fmt: skip
+            x.t(),
+            x[0],
+            x[:, 1],
+            x[2:4],
+            x.view(64),
+            x.reshape(4, 16),
+            x.transpose(0, 1),
+            x.permute(1, 0),
+            x.unsqueeze(0),
+            x.squeeze(),
+            x.expand(3, 8, 8),
+            x.narrow(0, 1, 2),
+            x.select(1, 2),
+            x.diagonal(),
+            x.unfold(0, 2, 1),
+            x.as_strided((2, 2), (1, 1)),
+            x.view(torch.int32),
+            x.detach(),
+            x.flatten(),
+            *x.chunk(2),
+            *x.split(3),
+            *x.unbind(0),
+            x.movedim(0, 1),
+            x.view_as(x),
+            x.contiguous(),
+            x.real,
+            torch.atleast_3d(x),
+            x.swapaxes(0, 1),
+            x.unflatten(0, (2, 4)),
+            x.ravel(),
+            x.mT,
+            x.tensor_split(2)[0],
+            torch.broadcast_to(x, (2, 8, 8)),
+        ]
         same = [v.untyped_storage()._cdata == x.untyped_storage()._cdata for v in views]
         return same, len(views)
 
@@ -227,10 +276,20 @@ def test_deepcopy_of_modules_and_tensors():
         twin = copy.deepcopy(model)
         names = [n for n, _ in twin.named_parameters()] == [n for n, _ in model.named_parameters()]
         kinds = [type(p).__name__ for p in twin.parameters()]
-        apart = all(a.data_ptr() != b.data_ptr() for a, b in zip(twin.parameters(), model.parameters(), strict=True))
+        apart = all(
+            a.data_ptr() != b.data_ptr() for a, b in zip(twin.parameters(), model.parameters(), strict=True)
+        )
         devices = {str(t.device) for t in (*twin.parameters(), *twin.buffers())}
         x = torch.arange(3, device="cuda")
-        return names, kinds, apart, devices, copy.deepcopy(x).tolist(), copy.copy(x).tolist(), [p.requires_grad for p in twin.parameters()]
+        return (
+            names,
+            kinds,
+            apart,
+            devices,
+            copy.deepcopy(x).tolist(),
+            copy.copy(x).tolist(),
+            [p.requires_grad for p in twin.parameters()],
+        )
 
     names, kinds, apart, devices, deep, shallow, grads = simulate(program).answer
     assert names
@@ -257,7 +316,13 @@ def test_pickling_keeps_shapes_devices_and_small_values():
         x, big = torch.arange(3, device="cuda"), torch.zeros(1 << 20, device="cuda")
         layer = nn.Linear(3, 3).cuda()
         x2, big2, layer2 = pickle.loads(pickle.dumps((x, big, layer)))
-        return x2.tolist(), str(big2.device), tuple(big2.shape), type(layer2.weight).__name__, layer2.weight.requires_grad
+        return (
+            x2.tolist(),
+            str(big2.device),
+            tuple(big2.shape),
+            type(layer2.weight).__name__,
+            layer2.weight.requires_grad,
+        )
 
     assert simulate(program).answer == ([0, 1, 2], "cuda:0", (1 << 20,), "Parameter", True)
 
@@ -282,11 +347,25 @@ def test_moving_a_module_keeps_its_parameters(move):
         x = torch.randn(3, 4, device="cuda", dtype=model[0].weight.dtype)
         model(x).sum().backward()
         optimizer.step()
-        kinds = {str(t.dtype)[6:] for t in (*model.parameters(), *(b for b in model.buffers() if b.is_floating_point()))}
-        return same, {str(t.device) for t in (*model.parameters(), *model.buffers())}, kinds, all(p.grad is not None for p in optimizer.param_groups[0]["params"])  # fmt: skip
+        kinds = {
+            str(t.dtype)[6:]
+            for t in (*model.parameters(), *(b for b in model.buffers() if b.is_floating_point()))
+        }
+        return (
+            same,
+            {str(t.device) for t in (*model.parameters(), *model.buffers())},
+            kinds,
+            all(p.grad is not None for p in optimizer.param_groups[0]["params"]),
+        )
 
     same, devices, kinds, has_grads = simulate(program).answer
-    dtype = {"to": "float16", "half": "float16", "bfloat16": "bfloat16", "to dtype": "bfloat16", "double": "float64"}.get(move, "float32")
+    dtype = {
+        "to": "float16",
+        "half": "float16",
+        "bfloat16": "bfloat16",
+        "to dtype": "bfloat16",
+        "double": "float64",
+    }.get(move, "float32")
     assert (same, devices, kinds, has_grads) == (True, {"cuda:0"}, {dtype}, True)
 
 
@@ -310,7 +389,12 @@ def test_tied_weights_stay_tied():
                 self.register_buffer("mask", torch.ones(10), persistent=False)
 
         model = Tied().cuda()
-        return model.head.weight is model.embed.weight, len(list(model.parameters())), str(model.mask.device), list(model.state_dict())
+        return (
+            model.head.weight is model.embed.weight,
+            len(list(model.parameters())),
+            str(model.mask.device),
+            list(model.state_dict()),
+        )
 
     run = simulate(program)
     assert run.answer == (True, 1, "cuda:0", ["embed.weight", "head.weight"])
@@ -323,7 +407,11 @@ def test_meta_and_back():
             model = nn.Linear(1 << 14, 1 << 14)
         meta = {str(p.device) for p in model.parameters()}
         model.to_empty(device="cuda")
-        return meta, {str(p.device) for p in model.parameters()}, str(torch.zeros(3, device="cuda").to("meta").device)
+        return (
+            meta,
+            {str(p.device) for p in model.parameters()},
+            str(torch.zeros(3, device="cuda").to("meta").device),
+        )
 
     run = simulate(program)
     assert run.answer == ({"meta"}, {"cuda:0"}, "meta")
@@ -347,13 +435,34 @@ def test_strides_and_formats_match_torch():
         x = torch.zeros(2, 3, 4, 5, device=device)
         last = x.contiguous(memory_format=torch.channels_last)
         made = [
-            last, last + 1, last * x, torch.empty_like(last), last.clone(), last.to(torch.float16), last.half().float(),
-            x.permute(3, 1, 0, 2) + 1, x.permute(3, 1, 0, 2).clone(), x.expand(6, 2, 3, 4, 5).clone(), x[:, ::2] + 1,
-            torch.cat([last, last], 1), x.sum((1, 2)), last.mean(1, keepdim=True), last.flatten(1), x.to(memory_format=torch.channels_last),
-            torch.stack([last, x]), torch.relu(last), last.transpose(1, 2).contiguous(), torch.where(last > 0, last, x),
-            last.softmax(1), last.matmul(torch.zeros(5, 7, device=device)), last.reshape(6, 20), torch.nn.functional.pad(last, (1, 1)),
-            last.clone(memory_format=torch.contiguous_format), last.repeat(1, 2, 1, 1), last.flip(0),
-        ]  # fmt: skip
+            last,
+            last + 1,
+            last * x,
+            torch.empty_like(last),
+            last.clone(),
+            last.to(torch.float16),
+            last.half().float(),
+            x.permute(3, 1, 0, 2) + 1,
+            x.permute(3, 1, 0, 2).clone(),
+            x.expand(6, 2, 3, 4, 5).clone(),
+            x[:, ::2] + 1,
+            torch.cat([last, last], 1),
+            x.sum((1, 2)),
+            last.mean(1, keepdim=True),
+            last.flatten(1),
+            x.to(memory_format=torch.channels_last),
+            torch.stack([last, x]),
+            torch.relu(last),
+            last.transpose(1, 2).contiguous(),
+            torch.where(last > 0, last, x),
+            last.softmax(1),
+            last.matmul(torch.zeros(5, 7, device=device)),
+            last.reshape(6, 20),
+            torch.nn.functional.pad(last, (1, 1)),
+            last.clone(memory_format=torch.contiguous_format),
+            last.repeat(1, 2, 1, 1),
+            last.flip(0),
+        ]
         return [(tuple(t.shape), tuple(t.stride()), t.is_contiguous(), str(t.dtype)) for t in made]
 
     assert simulate(lambda: on("cuda")).answer == run_plainly(lambda: on("cpu"))

@@ -29,18 +29,46 @@ READS = [
     ("format", lambda: f"{_unknown(1).sum():.2f}", "1.00", SCALAR),
     ("tolist", lambda: _unknown(2).tolist(), [1.0, 1.0], "tensor.tolist()"),
     ("numpy", lambda: _unknown(2).cpu().numpy().tolist(), [1.0, 1.0], "tensor.numpy()"),
-    ("print", lambda: str(_unknown(2)), "tensor(…, device='cuda:0', size=(2,), dtype=torch.float32)", "printing a device tensor"),
-    ("nonzero", lambda: tuple(_unknown(3, 4).nonzero().shape), (12, 2), "how many elements are nonzero (nonzero, boolean mask)"),
-    ("where", lambda: [tuple(t.shape) for t in torch.where(_unknown(3, 4) > 0)], [(12,)] * 2,
-     "how many elements are nonzero (nonzero, boolean mask)"),
-    ("masked_select", lambda: tuple(_unknown(5).masked_select(_unknown(5) > 0).shape), (5,), "how many elements a mask selects"),
-    ("mask index", lambda: tuple((x := _unknown(5, 2))[x[:, 0] > 0].shape), (5, 2),
-     "how many elements are nonzero (nonzero, boolean mask)"),
-    ("unique", lambda: tuple(_unknown(5).unique().shape), (5,), "how many distinct values there are (unique)"),
+    (
+        "print",
+        lambda: str(_unknown(2)),
+        "tensor(…, device='cuda:0', size=(2,), dtype=torch.float32)",
+        "printing a device tensor",
+    ),
+    (
+        "nonzero",
+        lambda: tuple(_unknown(3, 4).nonzero().shape),
+        (12, 2),
+        "how many elements are nonzero (nonzero, boolean mask)",
+    ),
+    (
+        "where",
+        lambda: [tuple(t.shape) for t in torch.where(_unknown(3, 4) > 0)],
+        [(12,)] * 2,
+        "how many elements are nonzero (nonzero, boolean mask)",
+    ),
+    (
+        "masked_select",
+        lambda: tuple(_unknown(5).masked_select(_unknown(5) > 0).shape),
+        (5,),
+        "how many elements a mask selects",
+    ),
+    (
+        "mask index",
+        lambda: tuple((x := _unknown(5, 2))[x[:, 0] > 0].shape),
+        (5, 2),
+        "how many elements are nonzero (nonzero, boolean mask)",
+    ),
+    (
+        "unique",
+        lambda: tuple(_unknown(5).unique().shape),
+        (5,),
+        "how many distinct values there are (unique)",
+    ),
     ("equal", lambda: torch.equal(_unknown(2), _unknown(2)), True, "torch.equal of device tensors"),
     ("allclose", lambda: torch.allclose(_unknown(2), _unknown(2)), True, SCALAR),
     ("argmax", lambda: _unknown(5).argmax().item(), 1, SCALAR),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("read", "value", "what"), [r[1:] for r in READS], ids=[r[0] for r in READS])
@@ -109,13 +137,35 @@ def test_known_values_are_exact_and_not_reported():
 
     run = simulate(program)
     assert run.answer == {
-        "tolist": [[0, 1, 2], [3, 4, 5]], "sum": 36, "max": 5, "compare": True, "slice": [1, 4], "mask": 6, "nonzero": 6,
-        "masked": [3, 4, 5], "unique": [1, 3], "repeat": [0, 0, 1, 1, 1], "cumsum": [2, 5], "float": 0.5, "cat": [0, 1, 2, 3, 4, 5],
-        "where": [[0, 0, 0], [3, 4, 5]], "in place": [[1, 2, 3], [4, 5, 6]], "index put": [[9, 9, 9], [3, 4, 5]],
-        "setitem": [[7, 7, 7], [3, 4, 8]], "print": "tensor([0, 1, 2], device='cuda:0')", "bincount": [0, 0, 1, 1],
-        "argsort": [1, 0], "gather": [[2], [3]], "cpu": [[0, 1, 2], [3, 4, 5]], "zeros": [0.0] * 3, "empty fill": [2.0] * 3,
-        "new": [4, 4], "eye": [[1.0, 0.0], [0.0, 1.0]], "len": 2, "scalar": 3.5,
-    }  # fmt: skip
+        "tolist": [[0, 1, 2], [3, 4, 5]],
+        "sum": 36,
+        "max": 5,
+        "compare": True,
+        "slice": [1, 4],
+        "mask": 6,
+        "nonzero": 6,
+        "masked": [3, 4, 5],
+        "unique": [1, 3],
+        "repeat": [0, 0, 1, 1, 1],
+        "cumsum": [2, 5],
+        "float": 0.5,
+        "cat": [0, 1, 2, 3, 4, 5],
+        "where": [[0, 0, 0], [3, 4, 5]],
+        "in place": [[1, 2, 3], [4, 5, 6]],
+        "index put": [[9, 9, 9], [3, 4, 5]],
+        "setitem": [[7, 7, 7], [3, 4, 8]],
+        "print": "tensor([0, 1, 2], device='cuda:0')",
+        "bincount": [0, 0, 1, 1],
+        "argsort": [1, 0],
+        "gather": [[2], [3]],
+        "cpu": [[0, 1, 2], [3, 4, 5]],
+        "zeros": [0.0] * 3,
+        "empty fill": [2.0] * 3,
+        "new": [4, 4],
+        "eye": [[1.0, 0.0], [0.0, 1.0]],
+        "len": 2,
+        "scalar": 3.5,
+    }
     assert run.unknown_values == []
 
 
@@ -166,7 +216,11 @@ def test_mock_sets_a_value():
     run = simulate(program)
     assert run.answer == (4096, 3, True)
     assert run.unknown_values == []
-    assert (windtunnel.mock(3, lambda n: n + 1, 5), windtunnel.mock(3, 5), windtunnel.is_dry_run()) == (6, 5, False)
+    assert (windtunnel.mock(3, lambda n: n + 1, 5), windtunnel.mock(3, 5), windtunnel.is_dry_run()) == (
+        6,
+        5,
+        False,
+    )
 
 
 def test_a_loss_curve_does_not_stop_a_program():

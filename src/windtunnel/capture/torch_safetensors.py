@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -49,6 +50,19 @@ def install_safetensors() -> None:
 
     library.save_file, library.load_file, library.save = save_file, load_file, save
     safetensors.safe_open = library.safe_open = safe_open
+    _replace_where_imported({id(write): save_file, id(read): load_file, id(open_file): safe_open})
+
+
+_TAKEN_AS = ("save_file", "safe_save_file", "load_file", "safe_load_file", "safe_open")
+
+
+def _replace_where_imported(replacements: dict[int, Any]) -> None:
+    """Libraries loaded before the dry run took these functions by name."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        for name in _TAKEN_AS:
+            if id(names.get(name)) in replacements:
+                setattr(module, name, replacements[id(names[name])])
 
 
 class _File:
