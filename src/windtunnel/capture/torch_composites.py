@@ -11,20 +11,28 @@ from typing import Any
 import torch
 
 from windtunnel.capture.torch_cpu_rnn import CPU_RNN
+from windtunnel.capture.torch_named_device import simulate
+from windtunnel.capture.torch_storage import sim_of
+from windtunnel.capture.torch_values import values_of
 
 __all__ = ["install_composites"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _lib = torch.library.Library("aten", "IMPL")
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
 
 def install_composites(device_kind: str) -> None:
     """Register the compositions of this kind of device."""
     if device_kind == "cpu":
         _register("dropout", _dropout_cpu)
+        _register("one_hot", _one_hot_cpu)
+        _register("ctc_loss.Tensor", _ctc_loss_cpu)
         for name, function in CPU_RNN.items():
             _register(name, function)
+        for name in ("_pack_padded_sequence", "_pack_padded_sequence_backward", "_pad_packed_sequence"):
+            _read_sizes(name)
 
 
 def _register(name: str, function: Any) -> None:
@@ -40,3 +48,44 @@ def _dropout_cpu(source: Tensor, p: float, train: bool) -> Tensor:
         return source.mul(torch.zeros((), dtype=source.dtype))
     noise = torch.empty_like(source).bernoulli_(1 - p).div_(1 - p)
     return source * noise
+
+
+def _one_hot_cpu(source: Tensor, num_classes: int = -1) -> Tensor:
+    """On the CPU the classes are checked first, by value; without a number of classes they decide it."""
+    source.min().item()
+    largest = source.max().item()
+    n = num_classes if num_classes > 0 else int(largest) + 1
+    return torch.zeros((*source.shape, n), dtype=source.dtype).scatter_(-1, source.unsqueeze(-1), 1)
+
+
+def _ctc_loss_cpu(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any, **kwargs: Any
+) -> Tensor:
+    """The lengths are read on the CPU, and so are they here; unknown ones are as long as they can be."""
+    longest = log_probs.shape[0], targets.shape[-1] if targets.dim() > 1 else targets.numel() // log_probs.shape[1]
+    read = []
+    for lengths, most in zip((input_lengths, target_lengths), longest, strict=True):
+        known = values_of(lengths.to(torch.int64))
+        read.append(known.tolist() if known is not None else [most] * lengths.numel())
+    return aten.ctc_loss.IntList(log_probs, targets, *read, *rest, **kwargs)
+
+
+def _read_sizes(name: str) -> None:
+    """Torch reads lengths and batch sizes of packed sequences directly: give it the real ones, and take them back."""
+    compose = torch.library.get_kernel("aten::" + name, "CPU").call_boxed
+
+    def run(*args: Any) -> Any:
+        result = compose(_KEYS, *(_real_sizes(a) for a in args))
+        return result if isinstance(result, Tensor) else tuple(simulate(r) if sim_of(r) is None else r for r in result)
+
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::" + name, "CompositeImplicitAutograd"):
+        _register(name, run)
+    else:
+        _lib.impl(name, run, "PrivateUse1")
+
+
+def _real_sizes(a: Any) -> Any:
+    if not isinstance(a, Tensor) or a.dtype is not torch.int64 or a.dim() != 1:
+        return a
+    known = values_of(a)
+    return known if known is not None else a

@@ -35,6 +35,7 @@ MEASURED_BYTES = 1 << 26  # inputs and outputs together; above this a kernel is 
 _CONFIG = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
 _ACTIVITIES = {ProfilerActivity.CPU}
 _empty_strided = torch.empty_strided
+_RECEIVED = torch.ops.aten.set_.source_Storage_storage_offset  # how a tensor of a worker arrives, in shared memory
 
 
 def install_cpu_kernels() -> None:
@@ -178,7 +179,7 @@ class _RealOperators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
-        if any(r.alias_info is None for r in returns):
+        if any(r.alias_info is None for r in returns) or func is _RECEIVED:
             for made in result if isinstance(result, (list, tuple)) else (result,):
                 if isinstance(made, Tensor):
                     _account(made)

@@ -48,16 +48,22 @@ def kernel_for(op: Any) -> Callable[..., Any]:
 
     def overwriting_kernel(*args: Any, **kwargs: Any) -> Any:
         for i in written:
-            make_known(_argument(op, args, kwargs, i))
+            target = _argument(op, args, kwargs, i)
+            if not (is_random and target.requires_grad):  # small weights are no more known than large ones
+                make_known(target)
         return _run(op, args, kwargs, written, is_random)
 
-    return overwriting_kernel if written and not is_random and _overwrites(op) else kernel
+    is_drawn = not is_random or world.device_type == "cpu"
+    return overwriting_kernel if written and is_drawn and _overwrites(op) else kernel
+
+
+_FILLS = frozenset("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split())
 
 
 def _overwrites(op: Any) -> bool:
-    """Whether what an operator writes to is not read first: `fill_`, `zero_` and every `out=`."""
+    """Whether what an operator writes to is not read first: `fill_`, `uniform_` and every `out=`."""
     name = op._schema.name.partition("::")[2]
-    return name in ("fill_", "zero_") or any(a.is_out for a in op._schema.arguments)
+    return name in _FILLS or any(a.is_out for a in op._schema.arguments)
 
 
 def written_arguments(op: Any) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ def resolve_device(device: Any) -> torch.device:
 def is_simulated_device(device: torch.device) -> bool:
     """False for the host (unless it is the simulated device) and for meta; another accelerator is refused."""
     if device.type == world.device_type:
-        return True
+        return not (device.type == "cpu" and world.is_worker)  # workers of a data loader work on real tensors
     if device.type in ("cpu", "meta"):
         return False
     raise RuntimeError(

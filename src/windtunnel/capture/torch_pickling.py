@@ -16,14 +16,14 @@ import torch
 
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_named_device import resolve_device
-from windtunnel.capture.torch_storage import CPU, attach, new_storage, sim_of
+from windtunnel.capture.torch_storage import CPU, attach, new_storage, sim_of, world
 from windtunnel.capture.torch_values import values_of
 
 __all__ = ["find_simulated", "install_pickling", "loading_onto", "rebuild_simulated"]
 
 Tensor = torch.Tensor
 _NOT_A_DRY_RUN = "this tensor was written by a dry run: it has a shape and no values"
-_zeros = torch.zeros  # torch's own, before constructors are replaced
+_empty, _zeros = torch.empty, torch.zeros  # torch's own, before constructors are replaced
 
 
 def install_pickling() -> None:
@@ -32,10 +32,19 @@ def install_pickling() -> None:
     parameter = torch.nn.Parameter
     parameter.__reduce_ex__ = _reduce(parameter.__reduce_ex__)  # type: ignore[method-assign, assignment]
     torch.serialization.add_safe_globals([rebuild_simulated])
+    torch._utils._rebuild_tensor = _rebuild_tensor
     for kind in (Tensor, parameter):
         reduce = ForkingPickler._extra_reducers.get(kind)  # type: ignore[attr-defined]
         if reduce is not None:
             ForkingPickler.register(kind, _reduce_between_processes(reduce))
+
+
+def _rebuild_tensor(storage: Any, offset: int, shape: Any, strides: Any) -> Tensor:
+    """Torch's own, with torch's own `empty`: bytes that were read are a real tensor on the host."""
+    if storage._untyped_storage._cdata in store.sims:
+        return attach(storage._untyped_storage, offset, shape, strides, storage.dtype)
+    made = _empty((0,), dtype=storage.dtype, device=storage._untyped_storage.device)
+    return made.set_(storage._untyped_storage, offset, shape, strides)
 
 
 def _reduce(original: Any) -> Any:
@@ -85,6 +94,8 @@ def rebuild_simulated(
     id, n_bytes, offset, shape, strides, dtype = layout
     if not hasattr(store, "SIM"):
         made = _in_another_process(shape, dtype, device, values)
+    elif world.device_type == device and process != os.getpid() and loading_onto.current is None:
+        made = _in_another_process(shape, dtype, device, values)  # a loader's batch: shared memory, which is not torch's
     else:
         loading = loading_onto.current or loading_onto(None)
         where = resolve_device(device if loading.device is None else loading.device)
