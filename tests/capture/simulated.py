@@ -3,8 +3,8 @@
     simulate(program) ──> fork ──> simulated torch ──> Simulated: answer, events, output
     run_plainly(program) ──> fork ──> torch as it is ──> what the program returned
 
-The simulation replaces parts of torch for a whole process, so the test process itself never installs it. What a
-program returns comes back pickled: return plain values, not tensors.
+The simulation replaces parts of torch for a whole process, so the test process itself never installs it. What
+a program returns comes back pickled: return plain values, not tensors.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def test_multihead_attention_and_transformer_layers():
         attention = nn.MultiheadAttention(32, 4, batch_first=True).cuda().half()
         x = torch.randn(2, 16, 32, device="cuda", dtype=torch.float16)
         out, weights = attention(x, x, x)
-        out2, none = attention(x, x, x, need_weights=False)
+        _, none = attention(x, x, x, need_weights=False)
         layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).cuda()
         encoder = nn.TransformerEncoder(layer, 2).cuda()
         y = encoder(x.float(), src_key_padding_mask=torch.zeros(2, 16, dtype=torch.bool, device="cuda"))

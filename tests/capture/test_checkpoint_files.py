@@ -210,8 +210,10 @@ def test_safetensors_are_not_written_as_if_they_were_real(safetensors_file, tmp_
 TINY = """
 import sys
 from transformers import LlamaConfig, LlamaForCausalLM
-config = LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, max_position_embeddings=64)
+config = LlamaConfig(
+    vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64,
+)
 LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 """
 
