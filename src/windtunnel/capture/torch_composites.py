@@ -13,13 +13,15 @@ import torch
 from windtunnel.capture.torch_cpu_rnn import CPU_RNN
 from windtunnel.capture.torch_named_device import simulate
 from windtunnel.capture.torch_storage import sim_of
-from windtunnel.capture.torch_values import values_of
+from windtunnel.capture.torch_values import remember_values, values_of
 
 __all__ = ["install_composites"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _lib = torch.library.Library("aten", "IMPL")
+_pack = torch.library.get_kernel("aten::_pack_padded_sequence", "CPU").call_boxed
+_full = torch.full  # torch's own, before constructors are replaced
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
 
@@ -31,8 +33,9 @@ def install_composites(device_kind: str) -> None:
         _register("ctc_loss.Tensor", _ctc_loss_cpu)
         for name, function in CPU_RNN.items():
             _register(name, function)
-        for name in ("_pack_padded_sequence", "_pack_padded_sequence_backward", "_pad_packed_sequence"):
-            _read_sizes(name)
+        _lib.impl("_pack_padded_sequence", _pack_cpu, "PrivateUse1")
+        for name in ("_pack_padded_sequence_backward", "_pad_packed_sequence"):
+            _register(name, _reading_sizes(name))
 
 
 def _register(name: str, function: Any) -> None:
@@ -70,18 +73,25 @@ def _ctc_loss_cpu(
     return aten.ctc_loss.IntList(log_probs, targets, *read, *rest, **kwargs)
 
 
-def _read_sizes(name: str) -> None:
-    """Torch reads lengths and batch sizes of packed sequences directly: give it the real ones, and take them back."""
+def _pack_cpu(source: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    real = values_of(lengths)
+    if real is None:
+        real = _full(lengths.shape, source.shape[1 if batch_first else 0])  # as long as they can be
+    sizes = torch.empty(int(real[0]), dtype=torch.int64)
+    data, real_sizes = _pack(_KEYS, source, real, batch_first)
+    remember_values(sizes, real_sizes)
+    return data, sizes
+
+
+def _reading_sizes(name: str) -> Any:
+    """Torch reads batch sizes of packed sequences directly: give it the real ones, and take its lengths back."""
     compose = torch.library.get_kernel("aten::" + name, "CPU").call_boxed
 
     def run(*args: Any) -> Any:
         result = compose(_KEYS, *(_real_sizes(a) for a in args))
         return result if isinstance(result, Tensor) else tuple(simulate(r) if sim_of(r) is None else r for r in result)
 
-    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::" + name, "CompositeImplicitAutograd"):
-        _register(name, run)
-    else:
-        _lib.impl(name, run, "PrivateUse1")
+    return run
 
 
 def _real_sizes(a: Any) -> Any:

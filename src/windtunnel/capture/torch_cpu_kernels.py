@@ -41,7 +41,7 @@ _RECEIVED = torch.ops.aten.set_.source_Storage_storage_offset  # how a tensor of
 def install_cpu_kernels() -> None:
     """Let kernels ask what the CPU would allocate."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
-    inference.ask_kernel = ask_cpu
+    inference.ask_kernel, inference.run_kernel = ask_cpu, _run_on_zeros
     _install_random_state()
     _install_data_loader()
 
@@ -68,6 +68,16 @@ def ask_cpu(
     outputs = _as_returned(result, outputs)
     steps = _steps([e for e in events if e[0] not in owned], result, outputs)
     return outputs, inference.Pattern(steps, _count_numbers(op, args))
+
+
+def _run_on_zeros(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What an operator returns that no meta kernel describes; None if it does not run on zeros."""
+    made: dict[int, Tensor] = {}
+    real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
+    try:
+        return op(*[_real(a, made) for a in args], **real_kwargs)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return None
 
 
 def _count_numbers(op: Any, args: tuple[Any, ...]) -> int:
@@ -131,7 +141,7 @@ def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> li
 
 def _real(a: Any, made: dict[int, Tensor]) -> Any:
     if isinstance(a, Tensor):
-        if sim_of(a) is None and a.dim() == 0:
+        if sim_of(a) is None and a.dim() == 0 and not a.is_meta:
             return a
         if id(a) not in made:
             made[id(a)] = _zeros(a)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +41,16 @@ class _Weights:
         return _linear(source, self.ih, self.bias_ih)
 
 
-_Cell = Callable[[Tensor, _Hidden, _Weights], _Hidden]  # (input product, hidden, weights) -> new hidden
+# (input product, hidden, weights) -> new hidden. The product is called for when torch does: backward goes the other way.
+_Product = Callable[[], Tensor]
+_Cell = Callable[[_Product, _Hidden, _Weights], _Hidden]
 
 
 # -- cells --------------------------------------------------------------------------------------------------------
 
 
-def _lstm_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
-    gates = _linear(hidden[0], w.hh, w.bias_hh).add_(igates)
+def _lstm_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
+    gates = _linear(hidden[0], w.hh, w.bias_hh).add_(igates())
     chunks = gates.unsafe_chunk(4, 1)
     ingate, forget, new, out = chunks[0].sigmoid_(), chunks[1].sigmoid_(), chunks[2].tanh_(), chunks[3].sigmoid_()
     cell = (forget * hidden[1]).add_(ingate * new)
@@ -55,8 +58,8 @@ def _lstm_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
     return (shown if w.hr is None else torch.matmul(shown, w.hr.t())), cell
 
 
-def _gru_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
-    chunked_igates = igates.unsafe_chunk(3, 1)
+def _gru_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
+    chunked_igates = igates().unsafe_chunk(3, 1)
     chunked_hgates = _linear(hidden[0], w.hh, w.bias_hh).unsafe_chunk(3, 1)
     reset = chunked_hgates[0].add_(chunked_igates[0]).sigmoid_()
     update = chunked_hgates[1].add_(chunked_igates[1]).sigmoid_()
@@ -64,12 +67,12 @@ def _gru_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
     return ((hidden[0] - new).mul_(update).add_(new),)
 
 
-def _tanh_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
-    return (_linear(hidden[0], w.hh, w.bias_hh).add_(igates).tanh(),)
+def _tanh_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
+    return (_linear(hidden[0], w.hh, w.bias_hh).add_(igates()).tanh(),)
 
 
-def _relu_cell(igates: Tensor, hidden: _Hidden, w: _Weights) -> _Hidden:
-    return (_linear(hidden[0], w.hh, w.bias_hh).add_(igates).relu(),)
+def _relu_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
+    return (_linear(hidden[0], w.hh, w.bias_hh).add_(igates()).relu(),)
 
 
 def _single(cell: _Cell) -> Callable[..., Any]:
@@ -77,7 +80,7 @@ def _single(cell: _Cell) -> Callable[..., Any]:
 
     def run(source: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
         w = _Weights(w_ih, w_hh, b_ih, b_hh)
-        return cell(w.product(source), (hx,), w)[0]
+        return cell(lambda: w.product(source), (hx,), w)[0]
 
     return run
 
@@ -86,16 +89,20 @@ def _single_lstm(
     source: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[Tensor, ...]:
     w = _Weights(w_ih, w_hh, b_ih, b_hh)
-    return _lstm_cell(w.product(source), tuple(hx), w)
+    return _lstm_cell(lambda: w.product(source), tuple(hx), w)
 
 
 # -- layers -------------------------------------------------------------------------------------------------------
 
 
+def _itself(product: Tensor) -> Tensor:
+    return product
+
+
 def _run_cells(cell: _Cell, steps: Any, hidden: _Hidden, w: _Weights) -> tuple[list[Tensor], _Hidden]:
     outputs = []
     for step in steps:
-        hidden = cell(step, hidden, w)
+        hidden = cell(partial(_itself, step), hidden, w)
         outputs.append(hidden[0])
     return outputs, hidden
 
@@ -131,26 +138,28 @@ def _packed_layer(sizes: list[int]) -> Callable[..., tuple[Tensor, list[_Hidden]
 
 
 def _packed_forward(cell: _Cell, product: Tensor, sizes: list[int], hidden: _Hidden, w: _Weights) -> tuple[Tensor, _Hidden]:
-    outputs, ended = [], []
-    for step, size in zip(product.split(sizes), sizes, strict=True):
-        n = hidden[0].shape[0]
+    outputs, ended, start = [], [], 0
+    for size in sizes:
+        step, start, n = product.narrow(0, start, size), start + size, hidden[0].shape[0]
         if size < n:
             ended.append(tuple(h.narrow(0, size, n - size) for h in hidden))
             hidden = tuple(h.narrow(0, 0, size) for h in hidden)
-        hidden = cell(step, hidden, w)
+        hidden = cell(partial(_itself, step), hidden, w)
         outputs.append(hidden[0])
     ended.append(hidden)
     return torch.cat(outputs, 0), _joined(ended[::-1])
 
 
 def _packed_reverse(cell: _Cell, product: Tensor, sizes: list[int], first: _Hidden, w: _Weights) -> tuple[Tensor, _Hidden]:
-    outputs = []
+    outputs, end = [], sum(sizes)
     hidden = tuple(h.narrow(0, 0, sizes[-1]) for h in first)
-    for step, size in zip(reversed(product.split(sizes)), reversed(sizes), strict=True):
+    for size in reversed(sizes):
         n = hidden[0].shape[0]
         if size > n:
             hidden = _joined([hidden, tuple(h.narrow(0, n, size - n) for h in first)])
-        hidden = cell(step, hidden, w)
+        end -= size
+        step = product.narrow(0, end, size)
+        hidden = cell(partial(_itself, step), hidden, w)
         outputs.append(hidden[0])
     return torch.cat(outputs[::-1], 0), hidden
 
@@ -191,7 +200,8 @@ def _run_layers(layer: Any, cell: _Cell, x: Tensor, hiddens: list[_Hidden], flat
         last += ended
         if shape.dropout and shape.train and i < shape.num_layers - 1:
             x = torch.dropout(x, shape.dropout, True)
-    return (x, *(torch.stack(parts, 0) for parts in zip(*last, strict=True)))
+    backwards = [torch.stack(parts, 0) for parts in reversed(list(zip(*last, strict=True)))]  # as C++ takes arguments
+    return (x, *reversed(backwards))
 
 
 def _states(hx: Any) -> list[_Hidden]:
