@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,4 +34,9 @@ def strides_for(shape: tuple[int, ...], memory_format: torch.memory_format | Non
 
 def preserved_strides(source: Tensor) -> tuple[int, ...]:
     """Strides of `empty_like(source)`: kept when the tensor is dense, contiguous otherwise."""
-    return tuple(torch.empty_like(_empty_strided(source.shape, source.stride(), device="meta")).stride())
+    return _preserved(tuple(source.shape), tuple(source.stride()))
+
+
+@lru_cache(maxsize=None)
+def _preserved(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty_like(_empty_strided(shape, strides, device="meta")).stride())
