@@ -4,12 +4,13 @@
 
 Used when the simulated device is the CPU itself. Kernels take scratch no shape rule tells (oneDNN reorders a
 convolution's input into its own layout, depending on the processor): asking the kernel is exact, and costs half a
-millisecond per distinct operator. Operators too large to run are assumed to take none, and are named in the report.
+millisecond per distinct operator. Operators too large to run are asked at smaller sizes (torch_cpu_scaling).
 """
 
 from __future__ import annotations
 
 import os
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch._C._profiler import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.capture import torch_inference as inference
+from windtunnel.capture.torch_cpu_scaling import Step, extrapolated, tensors_in
 from windtunnel.capture.torch_named_device import plain_device, simulate
 from windtunnel.capture.torch_storage import new_tensor, sim_of, world
 from windtunnel.capture.torch_values import values_of
@@ -52,8 +54,7 @@ def ask_cpu(
     """Run the operator on zeros of the same shapes; its results' layout and the order of its allocations."""
     n_bytes = _argument_bytes((*args, *kwargs.values())) + sum(s[4] for s in outputs if _is_new(s))
     if n_bytes > MEASURED_BYTES:
-        world.recorder.notice(f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted")
-        return outputs, None
+        return outputs, _ask_smaller(op, args, kwargs, outputs, n_bytes)
     made: dict[int, Tensor] = {}
     real_args = [_real(a, made) for a in args]
     real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
@@ -68,6 +69,31 @@ def ask_cpu(
     outputs = _as_returned(result, outputs)
     steps = _steps([e for e in events if e[0] not in owned], result, outputs)
     return outputs, inference.Pattern(steps, _count_numbers(op, args))
+
+
+def _ask_smaller(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any], n_bytes: int
+) -> inference.Pattern | None:
+    """The kernel's allocations from smaller runs of it."""
+
+    def measure(cut: Any) -> list[Step] | None:
+        try:
+            real_kwargs = {k: torch.device("cpu") if k == "device" else cut(a) for k, a in kwargs.items()}
+            real_args = [cut(a) for a in args]
+            events, result = _profiled(op, real_args, real_kwargs)
+        except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
+            return None
+        owned = {t.untyped_storage().data_ptr() for t in tensors_in((*real_args, *real_kwargs.values()))}
+        return _steps([e for e in events if e[0] not in owned], result, _as_returned(result, outputs))
+
+    sizes = {i: s[4] for i, s in enumerate(outputs) if _is_new(s)}
+    state = torch.default_generator.get_state()
+    steps = extrapolated(measure, (*args, *kwargs.values()), Fraction(MEASURED_BYTES, n_bytes), sizes)
+    torch.default_generator.set_state(state)
+    if steps is not None:
+        return inference.Pattern(steps, _count_numbers(op, args))
+    world.recorder.notice(f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted")
+    return None
 
 
 def _run_on_zeros(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
