@@ -1,7 +1,7 @@
 """Is `--device cpu` exact? Every program is run for real and dry, and compared allocation by allocation.
 
-    cpu_programs/*.py ──> real run, torch's profiler (measure_cpu.py) ──┐
-                     └──> windtunnel run --device cpu ────────────────┴──> peak difference, sequence agreement
+cpu_programs/*.py ──> real run, torch's profiler (measure_cpu.py) ──┐
+                 └──> windtunnel run --device cpu ────────────────┴──> peak difference, sequence agreement
 """
 
 from __future__ import annotations
@@ -60,11 +60,19 @@ def compare_program(script: Path) -> Comparison:
         total += max(len(real_sizes), len(dry_sizes))
         differences += _differences(step, matcher, real_sizes, dry_sizes)
     return Comparison(
-        script.stem, _peak(measured), _peak(predicted), agreed / total, total, tuple(differences), _scratch(recording)
+        script.stem,
+        _peak(measured),
+        _peak(predicted),
+        agreed / total,
+        total,
+        tuple(differences),
+        _scratch(recording),
     )
 
 
-def _differences(step: int, matcher: difflib.SequenceMatcher[int], real: list[int], dry: list[int]) -> list[str]:
+def _differences(
+    step: int, matcher: difflib.SequenceMatcher[int], real: list[int], dry: list[int]
+) -> list[str]:
     return [
         f"step {step} at {i1}: real {real[i1:i2][:6]} dry {dry[j1:j2][:6]} after {real[max(0, i1 - 2) : i1]}"
         for tag, i1, i2, j1, j2 in matcher.get_opcodes()
@@ -79,7 +87,17 @@ def _measure(script: Path, target: Path) -> list[list[int]]:
 
 
 def _dry_run(script: Path, folder: Path) -> Recording:
-    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "cpu", "--out", str(folder), str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "windtunnel.commands.main",
+        "run",
+        "--device",
+        "cpu",
+        "--out",
+        str(folder),
+        str(script),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return read_recording(folder / "rank0" / "recording.arrows")
 
@@ -104,9 +122,13 @@ def _scratch(recording: Recording) -> tuple[str, ...]:
     columns = recording.columns
     is_op = columns["kind"] == Kind.OP
     signature = dict(zip(columns["subject"][is_op].tolist(), columns["value"][is_op].tolist(), strict=True))
-    is_scratch = (columns["kind"] == Kind.ALLOC) & (columns["role"] == Role.WORKSPACE) & (columns["value"] > 64)
+    is_scratch = (
+        (columns["kind"] == Kind.ALLOC) & (columns["role"] == Role.WORKSPACE) & (columns["value"] > 64)
+    )
     total: dict[str, int] = {}
-    for op, n_bytes in zip(columns["extra"][is_scratch].tolist(), columns["value"][is_scratch].tolist(), strict=True):
+    for op, n_bytes in zip(
+        columns["extra"][is_scratch].tolist(), columns["value"][is_scratch].tolist(), strict=True
+    ):
         if op in signature:
             name = recording.signatures[signature[op]].name.removeprefix("aten.").removesuffix(".default")
             total[name] = total.get(name, 0) + n_bytes
@@ -124,8 +146,18 @@ def _peak(steps: list[list[int]]) -> int:
 
 def main(names: list[str] | None = None) -> None:
     table = Table(title="--device cpu against torch's profiler", box=None)
-    for column in ("program", "measured peak", "predicted peak", "error", "allocations", "sequence", "kernels with hidden scratch"):
-        table.add_column(column, justify="left" if column[0] in "pk" and column != "predicted peak" else "right")
+    for column in (
+        "program",
+        "measured peak",
+        "predicted peak",
+        "error",
+        "allocations",
+        "sequence",
+        "kernels with hidden scratch",
+    ):
+        table.add_column(
+            column, justify="left" if column[0] in "pk" and column != "predicted peak" else "right"
+        )
     console = Console(width=150)
     for script in programs():
         if names and script.stem not in names:

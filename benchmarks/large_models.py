@@ -30,13 +30,26 @@ class LargeRun:
 def run_large(name: str) -> LargeRun:
     """Simulate two steps of a Llama of this size on one (much too small) card."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "h100", "--out", f"{folder}/out", _PROGRAM, name]
+        command = [
+            sys.executable,
+            "-m",
+            "windtunnel.commands.main",
+            "run",
+            "--device",
+            "h100",
+            "--out",
+            f"{folder}/out",
+            _PROGRAM,
+            name,
+        ]
         started = time.perf_counter()
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         seconds = time.perf_counter() - started
         result = json.loads(next(s for s in output.splitlines() if "RESULT " in s).split("RESULT ", 1)[1])
         report = json.loads((Path(folder) / "out" / "report.json").read_text(encoding="utf-8"))
-    return LargeRun(name, result["parameters"], report["ranks"][0]["peak_bytes"] / 2**30, result["rss_mb"], seconds)
+    return LargeRun(
+        name, result["parameters"], report["ranks"][0]["peak_bytes"] / 2**30, result["rss_mb"], seconds
+    )
 
 
 def main() -> None:
@@ -45,7 +58,13 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "model" else "right")
     for name in ("70b", "405b"):
         r = run_large(name)
-        table.add_row(f"Llama-3 {r.name}", f"{r.parameters / 1e9:.1f} B", f"{r.peak_gib:,.0f} GiB", f"{r.rss_mb:.0f} MB", f"{r.seconds:.0f} s")
+        table.add_row(
+            f"Llama-3 {r.name}",
+            f"{r.parameters / 1e9:.1f} B",
+            f"{r.peak_gib:,.0f} GiB",
+            f"{r.rss_mb:.0f} MB",
+            f"{r.seconds:.0f} s",
+        )
     Console().print(table)
 
 

@@ -10,10 +10,22 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SIZES = {
-    "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-    "405b": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128},
+    "70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+    "405b": {
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    },
 }
-config = LlamaConfig(**SIZES[sys.argv[1]], num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192)
+config = LlamaConfig(
+    **SIZES[sys.argv[1]], num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192
+)
 model = LlamaForCausalLM(config).to(torch.bfloat16).cuda()
 model.gradient_checkpointing_enable()
 model.train()

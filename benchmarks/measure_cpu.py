@@ -1,6 +1,6 @@
 """Run a script for real on the CPU and print every allocation torch's profiler saw.
 
-    python benchmarks/measure_cpu.py script.py OUT.json
+python benchmarks/measure_cpu.py script.py OUT.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def measure(script: str) -> dict[str, list[list[int]]]:
     """Signed sizes of all memory events in time order, cut at the end of each optimizer step."""
     ends: list[int] = []
     register_optimizer_step_post_hook(lambda *_: ends.append(time.time_ns()))
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(
+        profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profiler:
         sys.argv[1:] = []
         runpy.run_path(script, run_name="__main__")
     events = sorted(_allocations(profiler), key=lambda e: e[0])

@@ -1,8 +1,8 @@
 """One training program for every vehicle of the race: Qwen2.5-7B, sequence 4096, AdamW; prints CPU seconds per step.
 
-    windtunnel run benchmarks/qwen_step.py cuda            ours
-    python benchmarks/qwen_step.py fake                    torch's FakeTensorMode
-    python benchmarks/qwen_step.py memtracker              FakeTensorMode + torch's MemTracker
+windtunnel run benchmarks/qwen_step.py cuda            ours
+python benchmarks/qwen_step.py fake                    torch's FakeTensorMode
+python benchmarks/qwen_step.py memtracker              FakeTensorMode + torch's MemTracker
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long does simulating one training step take, against torch's own tools? Qwen2.5-7B, sequence 4096, one run.
 
-    windtunnel level 1, recording on   |   FakeTensorMode   |   FakeTensorMode + MemTracker
+windtunnel level 1, recording on   |   FakeTensorMode   |   FakeTensorMode + MemTracker
 """
 
 from __future__ import annotations
@@ -34,7 +34,17 @@ class Vehicle:
 def race(with_memtracker: bool = True) -> list[Vehicle]:
     """Run the vehicles one after the other on this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        ours = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", f"{folder}/out", _PROGRAM, "cuda", "8"]
+        ours = [
+            sys.executable,
+            "-m",
+            "windtunnel.commands.main",
+            "run",
+            "--out",
+            f"{folder}/out",
+            _PROGRAM,
+            "cuda",
+            "8",
+        ]
         found = [_measure("windtunnel, level 1", ours)]
     found.append(_measure("FakeTensorMode", [sys.executable, _PROGRAM, "fake", "5"]))
     if with_memtracker:

@@ -12,4 +12,6 @@ for name in ("cuda", "cuda-expandable", "npu", "mindspore"):
         if step > 1:
             allocator.free(step - 1)
     live, reserved = allocator.peak_allocated_bytes / MIB, allocator.peak_reserved_bytes / MIB
-    print(f"{name:16s} live {live:7.0f} MiB, reserved {reserved:7.0f} MiB ({reserved / live - 1:.0%} fragments)")
+    print(
+        f"{name:16s} live {live:7.0f} MiB, reserved {reserved:7.0f} MiB ({reserved / live - 1:.0%} fragments)"
+    )

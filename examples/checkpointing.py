@@ -1,7 +1,7 @@
 """The same model with and without activation checkpointing: compare two dry runs.
 
-    windtunnel run --out plain examples/checkpointing.py
-    windtunnel run --out checkpointed examples/checkpointing.py --checkpoint
+windtunnel run --out plain examples/checkpointing.py
+windtunnel run --out checkpointed examples/checkpointing.py --checkpoint
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A script that depends on values: windtunnel.mock sets them in a dry run, and does nothing in a real one.
 
-    windtunnel run examples/known_values.py
+windtunnel run examples/known_values.py
 """
 
 import torch

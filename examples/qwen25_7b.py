@@ -1,6 +1,6 @@
 """Train a Hugging Face Qwen2.5-7B from its configuration: an ordinary CUDA script, nothing of windtunnel in it.
 
-    python examples/qwen25_7b.py --batch-size 1 --checkpointing
+python examples/qwen25_7b.py --batch-size 1 --checkpointing
 """
 
 import argparse

@@ -13,7 +13,9 @@ _EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(tmp_path: Path, *command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -32,7 +34,9 @@ def test_largest_batch_is_found_from_python(tmp_path):
 
 def test_allocator_models_answer_directly(tmp_path):
     output = run(tmp_path, str(_EXAMPLES / "allocator_what_if.py"))
-    reserved = {line.split()[0]: int(re.search(r"reserved +(\d+)", line).group(1)) for line in output.splitlines()}
+    reserved = {
+        line.split()[0]: int(re.search(r"reserved +(\d+)", line).group(1)) for line in output.splitlines()
+    }
     assert reserved["cuda-expandable"] < reserved["cuda"]
 
 

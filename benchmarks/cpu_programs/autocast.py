@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(256, 512), nn.LayerNorm(512), nn.GELU(), nn.Linear(512, 512), nn.Softmax(-1), nn.Linear(512, 20))
+model = nn.Sequential(
+    nn.Linear(256, 512), nn.LayerNorm(512), nn.GELU(), nn.Linear(512, 512), nn.Softmax(-1), nn.Linear(512, 20)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(4):
     x, y = torch.randn(64, 256), torch.randint(0, 20, (64,))

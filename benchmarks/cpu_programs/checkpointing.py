@@ -5,7 +5,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 torch.manual_seed(0)
-layers = nn.ModuleList(nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True) for _ in range(4))
+layers = nn.ModuleList(
+    nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True) for _ in range(4)
+)
 head = nn.Linear(128, 50)
 optimizer = torch.optim.AdamW([*layers.parameters(), *head.parameters()], lr=1e-3)
 for step in range(4):

@@ -18,7 +18,12 @@ class Block(nn.Module):
     def forward(self, x):
         b, t, _ = x.shape
         q, k, v = (y.view(b, t, HEADS, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(DIM, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).contiguous().view(b, t, DIM)
+        y = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .contiguous()
+            .view(b, t, DIM)
+        )
         x = x + self.proj(y)
         return x + self.mlp(self.norm2(x))
 

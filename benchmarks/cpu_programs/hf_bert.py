@@ -5,7 +5,12 @@ from transformers import BertConfig, BertForSequenceClassification
 
 torch.manual_seed(0)
 config = BertConfig(
-    hidden_size=256, num_hidden_layers=3, num_attention_heads=4, intermediate_size=1024, vocab_size=3000, num_labels=5
+    hidden_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=1024,
+    vocab_size=3000,
+    num_labels=5,
 )
 model = BertForSequenceClassification(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

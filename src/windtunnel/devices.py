@@ -1,6 +1,6 @@
 """Known accelerators and how to name one: `a100-80gb`, `h100:mem=40GiB`, or a TOML file of your own.
 
-    --device TEXT ──> DeviceProfile
+--device TEXT ──> DeviceProfile
 """
 
 from __future__ import annotations
@@ -72,14 +72,18 @@ def _by_name(name: str) -> DeviceProfile:
     if starting:
         return devices[starting[-1]]  # "h100" means its largest variant
     near = difflib.get_close_matches(name, devices, n=3, cutoff=0.4) or sorted(devices)[:3]
-    raise UsageError(f"there is no device called {name!r}", hint=f"nearest: {', '.join(near)}; all: windtunnel devices")
+    raise UsageError(
+        f"there is no device called {name!r}", hint=f"nearest: {', '.join(near)}; all: windtunnel devices"
+    )
 
 
 def _from_file(path: Path) -> DeviceProfile:
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the device file {path}: {error.strerror}", hint=_HOW_TO_START) from error
+        raise UsageError(
+            f"cannot read the device file {path}: {error.strerror}", hint=_HOW_TO_START
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the device file {path} is not TOML: {error}", hint=_HOW_TO_START) from error
     if len(fields) == 1 and isinstance(next(iter(fields.values())), dict):

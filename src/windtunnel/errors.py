@@ -1,16 +1,23 @@
 """Every error a user can meet. Each message is one sentence: the fact, the number, the next step.
 
-    WindtunnelError                exit code 1
-    ├── UsageError                 2   wrong option, wrong file, wrong name
-    │   └── MissingFramework       2   torch or mindspore is not installed
-    ├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
-    ├── PredictedOutOfMemory       4   an allocation did not fit the simulated device
-    └── CorruptFile                2   a file from elsewhere cannot be trusted or read
+WindtunnelError                exit code 1
+├── UsageError                 2   wrong option, wrong file, wrong name
+│   └── MissingFramework       2   torch or mindspore is not installed
+├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
+├── PredictedOutOfMemory       4   an allocation did not fit the simulated device
+└── CorruptFile                2   a file from elsewhere cannot be trusted or read
 """
 
 from __future__ import annotations
 
-__all__ = ["CorruptFile", "MissingFramework", "PredictedOutOfMemory", "ScriptError", "UsageError", "WindtunnelError"]
+__all__ = [
+    "CorruptFile",
+    "MissingFramework",
+    "PredictedOutOfMemory",
+    "ScriptError",
+    "UsageError",
+    "WindtunnelError",
+]
 
 
 class WindtunnelError(Exception):
@@ -52,7 +59,9 @@ class PredictedOutOfMemory(WindtunnelError):
 
     exit_code = 4
 
-    def __init__(self, message: str, hint: str | None = None, *, requested_bytes: int = 0, free_bytes: int = 0) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, *, requested_bytes: int = 0, free_bytes: int = 0
+    ) -> None:
         super().__init__(message, hint)
         self.requested_bytes = requested_bytes
         self.free_bytes = free_bytes

@@ -28,14 +28,19 @@ def parse_bytes(size: int | str, device_bytes: int | None = None) -> int:
         return _percent(text, device_bytes)
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"cannot read {size!r} as a size", hint='write bytes, or a number with a unit such as "5GB" or "512MiB"')
+        raise UsageError(
+            f"cannot read {size!r} as a size",
+            hint='write bytes, or a number with a unit such as "5GB" or "512MiB"',
+        )
     number, factor = match.group(1), _FACTORS[match.group(2).lower()]
     return int(number) * factor if number.isdigit() else int(float(number) * factor)
 
 
 def _percent(text: str, device_bytes: int | None) -> int:
     if device_bytes is None:
-        raise UsageError(f"{text!r} is a share of the device's memory, which is not known here", hint='write it as "5GB"')
+        raise UsageError(
+            f"{text!r} is a share of the device's memory, which is not known here", hint='write it as "5GB"'
+        )
     try:
         share = float(text[:-1])
     except ValueError:

@@ -15,9 +15,21 @@ _DEMO = Path(__file__).parents[2] / "examples" / "qwen25_7b.py"
 
 def run(tmp_path: Path, *arguments: str) -> tuple[int, dict, str]:
     """Exit code, report.json and output of `windtunnel run`."""
-    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", str(tmp_path / "out"), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "windtunnel.commands.main",
+        "run",
+        "--out",
+        str(tmp_path / "out"),
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    return done.returncode, json.loads((tmp_path / "out" / "report.json").read_text()), done.stdout + done.stderr
+    return (
+        done.returncode,
+        json.loads((tmp_path / "out" / "report.json").read_text()),
+        done.stdout + done.stderr,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -49,7 +61,9 @@ def test_accelerate_loop(tmp_path):
 def test_distributed_data_parallel_as_any_rank(tmp_path, rank):
     code, report, output = run(tmp_path, "--world-size", "16", "--rank", str(rank), str(_SCRIPTS / "ddp.py"))
     found = report["ranks"][0]
-    assert (code, found["rank"], found["steps"], report["world_size"]) == (0, rank, 2, 16), output  # 512 samples: 32 a rank
+    assert (code, found["rank"], found["steps"], report["world_size"]) == (0, rank, 2, 16), (
+        output
+    )  # 512 samples: 32 a rank
     assert f"rank {rank} of 16 on cuda:{rank % 8}" in output
     assert found["at_peak_bytes"]["communication"] > 0  # DDP's buckets
 
@@ -59,7 +73,9 @@ def test_a_7b_model_does_not_fit_and_then_does(tmp_path):
     rank = report["ranks"][0]
     assert (code, rank["status"], report["fits"]) == (4, "oom", False), output
     assert rank["at_peak_bytes"]["activations"] == max(rank["at_peak_bytes"].values())
-    code, report, output = run(tmp_path, "--force", str(_DEMO), "--batch-size", "1", "--checkpointing", "--steps", "3")
+    code, report, output = run(
+        tmp_path, "--force", str(_DEMO), "--batch-size", "1", "--checkpointing", "--steps", "3"
+    )
     rank = report["ranks"][0]
     assert (code, report["fits"], rank["steps"]) == (0, True, 3), output
     # 7,615,616,512 bf16 parameters; a large block may keep up to 1 MiB that was not worth splitting off

@@ -59,8 +59,12 @@ class Recorder:
     def mark(self, storage: int, role: Role, name: int = NO_NAME) -> None:
         self.rows.append((Kind.MARK, storage, name, -1, role, NO_NAME, self.phase, 0, 0, NO_NAME, (), ()))
 
-    def plain_row(self, kind: Kind, subject: int = -1, value: int = -1, stream: int = 0, device: int = 0) -> None:
-        self.rows.append((kind, subject, value, -1, 0, self.module, self.phase, stream, device, NO_NAME, (), ()))
+    def plain_row(
+        self, kind: Kind, subject: int = -1, value: int = -1, stream: int = 0, device: int = 0
+    ) -> None:
+        self.rows.append(
+            (kind, subject, value, -1, 0, self.module, self.phase, stream, device, NO_NAME, (), ())
+        )
 
     def end_step(self) -> None:
         self.n_steps += 1

@@ -85,7 +85,9 @@ def choose_cpu(a: Attention) -> str:
     same_type = q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64, *_HALVES)
     last_dim_ok = all(t.stride(-1) == 1 for t in (q, k, v))
     mask_ok = a.mask is None or (not a.mask.requires_grad and a.mask.dim() in (2, 4))
-    heads_ok = is_dense and q.shape[0] == k.shape[0] and (a.is_grouped or q.shape[1] == k.shape[1] == v.shape[1])
+    heads_ok = (
+        is_dense and q.shape[0] == k.shape[0] and (a.is_grouped or q.shape[1] == k.shape[1] == v.shape[1])
+    )
     fits = is_dense and same_head and same_type and last_dim_ok and mask_ok and heads_ok
     return "cpu_flash" if fits and a.dropout == 0.0 and torch.backends.cuda.flash_sdp_enabled() else "math"
 
@@ -144,7 +146,11 @@ def _can_use_efficient(a: Attention, capability: tuple[int, int]) -> bool:
     alignment = 4 if capability[0] >= 8 else 1
     if capability[0] >= 8 or (capability[0] == 7 and is_half):
         alignment = max(alignment, 128 // (16 if is_half else 32))
-    allowed = (torch.float16, torch.float32, torch.bfloat16) if capability[0] >= 8 else (torch.float16, torch.float32)
+    allowed = (
+        (torch.float16, torch.float32, torch.bfloat16)
+        if capability[0] >= 8
+        else (torch.float16, torch.float32)
+    )
     q, k, v = a.query, a.key, a.value
     bytes_aligned = capability[0] < 8 or all(
         t.storage_offset() * t.element_size() % (alignment * t.element_size()) == 0 for t in (q, k, v)
@@ -169,8 +175,10 @@ def _can_use_cudnn(a: Attention, capability: tuple[int, int]) -> bool:
     if not (torch.backends.cuda.cudnn_sdp_enabled() and _is_dense_4d(a) and capability >= (8, 0)):
         return False
     head_q, head_v = q.shape[-1], v.shape[-1]
-    if limit == 256 and a.needs_grad and not (
-        (head_q <= 128 and head_v <= 128) or (head_q, head_v) in ((192, 128), (256, 256))
+    if (
+        limit == 256
+        and a.needs_grad
+        and not ((head_q <= 128 and head_v <= 128) or (head_q, head_v) in ((192, 128), (256, 256)))
     ):
         return False
     return (
@@ -240,7 +248,15 @@ def _cpu_flash(a: Attention, scale: float | None) -> Tensor:
 
 def _math(a: Attention, scale: float | None) -> Tensor:
     return aten._scaled_dot_product_attention_math(
-        a.query, a.key, a.value, _additive_mask(a), a.dropout, a.is_causal, None, scale=scale, enable_gqa=a.is_grouped
+        a.query,
+        a.key,
+        a.value,
+        _additive_mask(a),
+        a.dropout,
+        a.is_causal,
+        None,
+        scale=scale,
+        enable_gqa=a.is_grouped,
     )[0]
 
 
@@ -248,7 +264,9 @@ def _additive_mask(a: Attention) -> Tensor | None:
     """A boolean mask becomes a tensor of zeros and minus infinity, as torch's own code makes it."""
     if a.mask is None or a.mask.dtype is not torch.bool:
         return a.mask
-    return torch.where(a.mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=a.query.dtype, device=a.mask.device))
+    return torch.where(
+        a.mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=a.query.dtype, device=a.mask.device)
+    )
 
 
 def _aligned_mask(mask: Tensor, a: Attention) -> Tensor:

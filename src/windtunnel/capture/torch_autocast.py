@@ -18,7 +18,15 @@ import torch
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_storage import sim_of, world
 
-__all__ = ["FP32", "FP32_APPEND_DTYPE", "FP32_SET_DTYPE", "PROMOTE", "install_autocast", "listed_operators", "policy_of"]
+__all__ = [
+    "FP32",
+    "FP32_APPEND_DTYPE",
+    "FP32_SET_DTYPE",
+    "PROMOTE",
+    "install_autocast",
+    "listed_operators",
+    "policy_of",
+]
 
 Tensor = torch.Tensor
 
@@ -27,7 +35,9 @@ FP32_SET_DTYPE = frozenset(
     " linalg_matrix_norm.str_ord sum sum.dim_IntList".split()
 )
 FP32_APPEND_DTYPE = frozenset("norm.Scalar norm.ScalarOpt_dim".split())
-PROMOTE = frozenset("addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot cat stack index_copy".split())
+PROMOTE = frozenset(
+    "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot cat stack index_copy".split()
+)
 FP32 = frozenset(
     """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
     pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim nuclear_norm
@@ -65,7 +75,9 @@ def policy_of(name: str, device_type: str) -> str:
     if name in PROMOTE:
         return "promote"
     if device_type == "cpu":
-        is_lower = name in _FP32_ON_CPU_ONLY_IF_NOT_LOWER or policy_of(name, "cuda") == "lower" and name in _LOWER
+        is_lower = name in _FP32_ON_CPU_ONLY_IF_NOT_LOWER or (
+            policy_of(name, "cuda") == "lower" and name in _LOWER
+        )
         return "lower" if is_lower else "fp32"
     if name in FP32_SET_DTYPE:
         return "fp32_set_dtype"

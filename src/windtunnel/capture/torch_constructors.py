@@ -48,7 +48,9 @@ _original_constructors = set(_device_constructors())
 
 def install_constructors() -> None:
     """Replace the constructors of torch in this process."""
-    scripted = _get_builtin_table()  # TorchScript knows functions by identity: the old ones now, the new ones below
+    scripted = (
+        _get_builtin_table()
+    )  # TorchScript knows functions by identity: the old ones now, the new ones below
     for name in _FACTORIES:
         if hasattr(torch, name):
             setattr(torch, name, _factory(getattr(torch, name), name))
@@ -60,11 +62,16 @@ def install_constructors() -> None:
     torch.as_tensor = _from_data(torch.as_tensor)
     torch.asarray = _from_data(torch.asarray)
     torch.get_default_device = ambient_device
-    scripted.update({id(getattr(torch, n)): f"aten::{n}" for n in (*_FACTORIES, *_LIKE, "tensor", "as_tensor") if hasattr(torch, n)})
+    scripted.update(
+        {
+            id(getattr(torch, n)): f"aten::{n}"
+            for n in (*_FACTORIES, *_LIKE, "tensor", "as_tensor")
+            if hasattr(torch, n)
+        }
+    )
     _install_parameter()
     _install_device_context()
     _install_generator()
-
 
 
 def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:

@@ -1,7 +1,7 @@
 """`torch.cuda` and `torch.npu` of a device that is not there.
 
-    torch.cuda.get_device_properties(0) ──> the device profile
-    torch.cuda.max_memory_allocated()   ──> the allocator model, fed with this run's own events
+torch.cuda.get_device_properties(0) ──> the device profile
+torch.cuda.max_memory_allocated()   ──> the allocator model, fed with this run's own events
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class _Properties:
         self.uuid = "simulated"
 
     def __repr__(self) -> str:
-        return f"_CudaDeviceProperties(name='{self.name}', total_memory={self.total_memory >> 20}MB, simulated)"
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', total_memory={self.total_memory >> 20}MB, simulated)"
+        )
 
 
 def install_device_module(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -> None:
@@ -105,7 +107,9 @@ def _identity(profile: DeviceProfile, n_devices: int, properties: _Properties) -
         "get_device_name": lambda device=None: profile.name,
         "get_device_capability": lambda device=None: profile.capability,
         "get_device_properties": lambda device=None: properties,
-        "is_bf16_supported": lambda including_emulation=True: profile.kind == "npu" or profile.capability >= (8, 0),
+        "is_bf16_supported": lambda including_emulation=True: (
+            profile.kind == "npu" or profile.capability >= (8, 0)
+        ),
         "get_arch_list": lambda: [f"sm_{profile.capability[0]}{profile.capability[1]}"],
         "is_current_stream_capturing": lambda: False,
         "can_device_access_peer": lambda a, b: True,
@@ -121,7 +125,9 @@ def _set_device(device: Any) -> None:
     if index is not None and index >= 0:
         wanted = torch.device(world.device_type, index)
         if wanted not in world.index_of_device:
-            raise RuntimeError(f"invalid device ordinal: {wanted}, and there are {len(world.index_of_device)} devices")
+            raise RuntimeError(
+                f"invalid device ordinal: {wanted}, and there are {len(world.index_of_device)} devices"
+            )
         World.default_device = wanted
 
 
@@ -135,7 +141,9 @@ class _DeviceGuard:
     """`with torch.cuda.device(1):`"""
 
     def __init__(self, device: Any) -> None:
-        self.idx = device if isinstance(device, int) else (-1 if device is None else resolve_device(device).index)
+        self.idx = (
+            device if isinstance(device, int) else (-1 if device is None else resolve_device(device).index)
+        )
         self.prev_idx = -1
 
     def __enter__(self) -> None:
@@ -239,7 +247,9 @@ def _random(n_devices: int) -> dict[str, Any]:
         "get_rng_state_all": lambda: [s.clone() for s in states],
         "set_rng_state": set_state,
         "set_rng_state_all": lambda all_states: [set_state(s, i) for i, s in enumerate(all_states)],
-        "default_generators": tuple(torch.Generator(device=torch.device(world.device_type, i)) for i in range(n_devices)),
+        "default_generators": tuple(
+            torch.Generator(device=torch.device(world.device_type, i)) for i in range(n_devices)
+        ),
     }
 
 
@@ -300,7 +310,9 @@ class _NoGraph:
     """CUDA graphs replay kernels; the simulated device runs them as they are called."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        world.recorder.notice("CUDA graphs are not simulated: the captured code ran once, eagerly, and replays did nothing")
+        world.recorder.notice(
+            "CUDA graphs are not simulated: the captured code ran once, eagerly, and replays did nothing"
+        )
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None

@@ -20,8 +20,12 @@ def install_data_parallel() -> None:
         setattr(torch._C, function.__name__, function)
 
 
-def _scatter(tensor: Tensor, devices: Sequence[int], chunk_sizes: Any, dim: int, streams: Any) -> list[Tensor]:
-    parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes is not None else tensor.chunk(len(devices), dim)
+def _scatter(
+    tensor: Tensor, devices: Sequence[int], chunk_sizes: Any, dim: int, streams: Any
+) -> list[Tensor]:
+    parts = (
+        tensor.split(list(chunk_sizes), dim) if chunk_sizes is not None else tensor.chunk(len(devices), dim)
+    )
     return [part.to(_card(i)) for part, i in zip(parts, devices, strict=False)]
 
 
@@ -33,7 +37,9 @@ def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
     return [tensor.to(_card(i)) for i in devices]
 
 
-def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int) -> list[list[Tensor]]:
+def _broadcast_coalesced(
+    tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[Tensor]]:
     return [[t.to(_card(i)) for t in tensors] for i in devices]
 
 

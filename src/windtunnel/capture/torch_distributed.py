@@ -116,7 +116,9 @@ class SimulatedGroup(dist.ProcessGroup):
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         return _Work(outputs)
 
-    def alltoall_base(self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None) -> _Work:
+    def alltoall_base(
+        self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None
+    ) -> _Work:
         return _Work([output])
 
     all_to_all_single = alltoall_base
@@ -172,7 +174,9 @@ def install_distributed(recorder: Recorder, rank: int, world_size: int) -> None:
             world_size=wanted.get("world_size", world_size),
         )
 
-    def simulated_new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def simulated_new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         return new_group(ranks, backend=_NAME, **{k: v for k, v in kwargs.items() if k == "group_desc"})
 
     _replace_everywhere("init_process_group", original, init_process_group)
@@ -182,5 +186,8 @@ def install_distributed(recorder: Recorder, rank: int, world_size: int) -> None:
 def _replace_everywhere(name: str, original: Any, replacement: Any) -> None:
     """Torch's own modules took these functions by name before we came."""
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch.distributed") and getattr(module, name, None) is original:
+        if (
+            getattr(module, "__name__", "").startswith("torch.distributed")
+            and getattr(module, name, None) is original
+        ):
             setattr(module, name, replacement)

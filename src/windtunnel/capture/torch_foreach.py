@@ -1,6 +1,6 @@
 """Optimizers group parameters by device; inside torch all simulated devices are one, so the groups are split here.
 
-    _group_tensors_by_device_and_dtype ──> {(cuda:0, bf16): …, (cuda:1, bf16): …}
+_group_tensors_by_device_and_dtype ──> {(cuda:0, bf16): …, (cuda:1, bf16): …}
 """
 
 from __future__ import annotations

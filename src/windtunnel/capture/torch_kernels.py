@@ -31,6 +31,7 @@ _current_node = torch._C._current_autograd_node
 # What autograd node belongs to which module path; set by torch_program.py.
 module_of_node: Callable[[Any], int] = lambda node: NO_NAME
 
+
 class DeviceMismatch(RuntimeError):
     """Tensors of one operator are on different devices, as torch itself would say it."""
 
@@ -57,7 +58,9 @@ def kernel_for(op: Any) -> Callable[..., Any]:
     return overwriting_kernel if written and is_drawn and _overwrites(op) else kernel
 
 
-_FILLS = frozenset("fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split())
+_FILLS = frozenset(
+    "fill_ zero_ random_ uniform_ normal_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_".split()
+)
 
 
 def _overwrites(op: Any) -> bool:
@@ -68,7 +71,9 @@ def _overwrites(op: Any) -> bool:
 
 def written_arguments(op: Any) -> tuple[int, ...]:
     """Positions of the arguments an operator writes to."""
-    return tuple(i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    return tuple(
+        i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
 
 
 def call_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +86,9 @@ def run_generic(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _run(op, args, kwargs, written_arguments(op), torch.Tag.nondeterministic_seeded in op.tags)
 
 
-def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...], is_random: bool) -> Any:
+def _run(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...], is_random: bool
+) -> Any:
     recorder = world.recorder
     key: list[Any] = [op]
     tensors: list[Tensor] = []
@@ -106,11 +113,8 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
         if device is None:
             device, device_index = sim.device, sim.device_index
         elif sim.device_index != device_index and sim.device != device:
-            if sim.n_bytes > t.element_size() or t.dim():
-                if _is_scalar_on_host(tensors, device):
-                    device, device_index = sim.device, sim.device_index
-                elif not (sim.device == CPU and t.dim() == 0):
-                    raise _mismatch(op, tensors)
+            device = _settle_device(op, tensors, device, sim.device, t)
+            device_index = world.index_of_device.get(device, -1)
         if sim.values is None:
             is_known = False
         inputs.append(sim.id)
@@ -171,12 +175,20 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[
 
 
 def _follow_pattern(
-    entry: Entry, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, outputs: list[int]
+    entry: Entry,
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    outputs: list[int],
 ) -> list[Any]:
     """Allocate as the measured kernel does: results and scratch in its own order."""
     skipped = entry.pattern.n_numbers if entry.pattern.n_numbers and _are_numbers_saved() else 0
     scratch: dict[int, Any] = {}
-    results = [_argument(op, args, kwargs, s[1]) if s.__class__ is tuple and s[0] == "arg" else s for s in entry.outputs]
+    results = [
+        _argument(op, args, kwargs, s[1]) if s.__class__ is tuple and s[0] == "arg" else s
+        for s in entry.outputs
+    ]
     for kind, which, n_bytes in entry.pattern.steps:
         if kind == "output":
             spec = entry.outputs[which]
@@ -239,6 +251,17 @@ def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: int
     if isinstance(where, str):
         return kwargs[where]
     return args[where] if where < len(args) else kwargs.get(op._schema.arguments[where].name)
+
+
+def _settle_device(
+    op: Any, tensors: list[Tensor], device: torch.device, other: torch.device, t: Tensor
+) -> torch.device:
+    """Two devices in one operator: only 0-dim tensors of the host may meet another device."""
+    if other == CPU and t.dim() == 0:
+        return device
+    if _is_scalar_on_host(tensors, device):
+        return other
+    raise _mismatch(op, tensors)
 
 
 def _is_scalar_on_host(tensors: list[Tensor], device: torch.device) -> bool:

@@ -44,7 +44,10 @@ _malloc.restype, _malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 _increase_references = _python.Py_IncRef
 _increase_references.restype, _increase_references.argtypes = None, (ctypes.py_object,)
 _new_capsule = _python.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_new_capsule.restype, _new_capsule.argtypes = (
+    ctypes.py_object,
+    (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+)
 _capsule_pointer = _python.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _from_dlpack = torch._C._from_dlpack
@@ -67,7 +70,9 @@ class Mold:
 
     __slots__ = ("bits", "code", "n_bytes", "n_dims", "shape", "span", "strides")
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, n_bytes: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, n_bytes: int
+    ) -> None:
         self.shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         self.strides = (ctypes.c_int64 * max(len(shape), 1))(*strides)
         self.n_dims = len(shape)

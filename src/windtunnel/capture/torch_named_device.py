@@ -1,7 +1,7 @@
 """Which device a program means, and what lives there.
 
-    "cuda" | 0 | torch.device("cuda:1") ──> resolve_device ──> the device as the program will see it
-    with aiming_at(device): ...         ──> storages made inside torch belong to that device
+"cuda" | 0 | torch.device("cuda:1") ──> resolve_device ──> the device as the program will see it
+with aiming_at(device): ...         ──> storages made inside torch belong to that device
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def resolve_device(device: Any) -> torch.device:
     if device.type == store.SIM.type and device.type != world.device_type:
         return world.target or world.default_device  # torch's own code handed our device back
     if device.type in world.aliases:
-        device = torch.device(world.device_type) if device.index is None else torch.device(world.device_type, device.index)
+        device = (
+            torch.device(world.device_type)
+            if device.index is None
+            else torch.device(world.device_type, device.index)
+        )
     if device.type != world.device_type or device.type == "cpu":
         return device
     if device.index is None:

@@ -1,7 +1,7 @@
 """`torch_npu` of a machine without one: the module scripts import, and scripts that keep saying "cuda".
 
-    import torch_npu                                   ──> torch.npu
-    from torch_npu.contrib import transfer_to_npu      ──> "cuda" means npu from here on
+import torch_npu                                   ──> torch.npu
+from torch_npu.contrib import transfer_to_npu      ──> "cuda" means npu from here on
 """
 
 from __future__ import annotations

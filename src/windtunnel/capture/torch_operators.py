@@ -121,12 +121,16 @@ def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     shape = tuple(args[0])
     memory_format = kwargs.get("memory_format") or (args[5] if len(args) > 5 else None)
-    return new_tensor(shape, strides_for(shape, memory_format), kwargs.get("dtype") or torch.get_default_dtype(), _target())
+    return new_tensor(
+        shape, strides_for(shape, memory_format), kwargs.get("dtype") or torch.get_default_dtype(), _target()
+    )
 
 
 @_rule("empty_strided")
 def _empty_strided(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return new_tensor(tuple(args[0]), tuple(args[1]), kwargs.get("dtype") or torch.get_default_dtype(), _target())
+    return new_tensor(
+        tuple(args[0]), tuple(args[1]), kwargs.get("dtype") or torch.get_default_dtype(), _target()
+    )
 
 
 def _target() -> torch.device:
@@ -173,7 +177,15 @@ _copy_signatures: dict[Any, int] = {}
 def _record_copy(target: Tensor, source: Tensor, to: store.SimStorage, come: store.SimStorage | None) -> None:
     recorder = world.recorder
     from_host = come is None or come.device != to.device
-    key = (target.shape, target.stride(), target.dtype, source.shape, source.stride(), source.dtype, from_host)
+    key = (
+        target.shape,
+        target.stride(),
+        target.dtype,
+        source.shape,
+        source.stride(),
+        source.dtype,
+        from_host,
+    )
     signature = _copy_signatures.get(key)
     if signature is None:
         spec = Signature(
@@ -270,7 +282,12 @@ def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         found, rows = None, source.numel()
         world.recorder.invent("how many elements are nonzero (nonzero, boolean mask)", rows)
     # CUDA and CPU both build (dim, n) and return it transposed
-    result = _like(source, (rows, source.dim()), (1, rows) if source.dim() > 1 else (max(source.dim(), 1), 1), torch.int64)
+    result = _like(
+        source,
+        (rows, source.dim()),
+        (1, rows) if source.dim() > 1 else (max(source.dim(), 1), 1),
+        torch.int64,
+    )
     if found is not None:
         remember_values(result, found)
     return result
@@ -400,7 +417,9 @@ def _update_scale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ten
 def _record_stream(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     sim = sim_of(args[0])
     if sim is not None and sim.device_index >= 0:
-        world.recorder.plain_row(Kind.RECORD_STREAM, sim.id, stream=args[1].stream_id, device=sim.device_index)
+        world.recorder.plain_row(
+            Kind.RECORD_STREAM, sim.id, stream=args[1].stream_id, device=sim.device_index
+        )
 
 
 @_rule("is_pinned")

@@ -7,6 +7,7 @@ A program that is no dry run refuses such a pickle: a description must never be 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -62,10 +63,24 @@ def _description(tensor: Tensor) -> tuple[Any, ...]:
     sim = sim_of(tensor)
     assert sim is not None
     known = values_of(tensor)
-    layout = (sim.id, sim.n_bytes, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    layout = (
+        sim.id,
+        sim.n_bytes,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     values = known.detach().clone() if known is not None else None
-    return rebuild_simulated, (layout, str(sim.device), tensor.requires_grad, is_parameter, values, os.getpid())
+    return rebuild_simulated, (
+        layout,
+        str(sim.device),
+        tensor.requires_grad,
+        is_parameter,
+        values,
+        os.getpid(),
+    )
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -88,14 +103,21 @@ class loading_onto:
 
 
 def rebuild_simulated(
-    layout: tuple[Any, ...], device: str, requires_grad: bool, is_parameter: bool, values: Tensor | None, process: int
+    layout: tuple[Any, ...],
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    values: Tensor | None,
+    process: int,
 ) -> Tensor:
     """The tensor of a description."""
     id, n_bytes, offset, shape, strides, dtype = layout
     if not hasattr(store, "SIM"):
         made = _in_another_process(shape, dtype, device, values)
     elif world.device_type == device and process != os.getpid() and loading_onto.current is None:
-        made = _in_another_process(shape, dtype, device, values)  # a loader's batch: shared memory, which is not torch's
+        made = _in_another_process(
+            shape, dtype, device, values
+        )  # a loader's batch: shared memory, which is not torch's
     else:
         loading = loading_onto.current or loading_onto(None)
         where = resolve_device(device if loading.device is None else loading.device)
@@ -121,10 +143,10 @@ def _in_another_process(shape: Any, dtype: torch.dtype, device: str, values: Ten
 def find_simulated(obj: Any) -> list[Tensor]:
     """Simulated tensors anywhere inside an object, as a pickler would meet them."""
     finder = _Finder(_Nowhere())
-    try:
+    with contextlib.suppress(
+        Exception
+    ):  # what cannot be pickled is the program's own error, raised when it saves
         finder.dump(obj)
-    except Exception:
-        pass  # what cannot be pickled is the saving program's own error, raised when it saves
     return finder.found
 
 
@@ -144,5 +166,3 @@ class _Finder(pickle.Pickler):
                 self.found.append(obj)
             return "tensor"
         return "storage" if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)) else None
-
-

@@ -1,7 +1,7 @@
 """Other processes of a dry run: data-loading workers and pools work on real tensors.
 
-    fork ──> in the child: large host tensors are real again, nothing is recorded
-    a batch of simulated tensors in a worker ──> stacked without shared memory, sent as a description
+fork ──> in the child: large host tensors are real again, nothing is recorded
+a batch of simulated tensors in a worker ──> stacked without shared memory, sent as a description
 """
 
 from __future__ import annotations

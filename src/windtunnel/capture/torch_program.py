@@ -68,11 +68,15 @@ class _Follower:
             recorder.phase = int(Phase.FORWARD)
             recorder.module = path
             spans.enter(path)
-            recorder.rows.append((Kind.MODULE_ENTER, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ()))
+            recorder.rows.append(
+                (Kind.MODULE_ENTER, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
+            )
             try:
                 return original(module, *args, **kwargs)
             finally:
-                recorder.rows.append((Kind.MODULE_EXIT, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ()))
+                recorder.rows.append(
+                    (Kind.MODULE_EXIT, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
+                )
                 spans.leave()
                 recorder.module = before
                 if phase_before != Phase.BUILD:
@@ -89,7 +93,9 @@ class _Follower:
     def enter_root(self, root: torch.nn.Module) -> None:
         """A call from outside any module: name everything below it and see what its weights are."""
         writer = self.recorder.writer
-        if _PATH not in root.__dict__:  # a part that was called by itself before, or in a recomputation, keeps its name
+        if (
+            _PATH not in root.__dict__
+        ):  # a part that was called by itself before, or in a recomputation, keeps its name
             for name, module in root.named_modules():
                 module.__dict__[_PATH] = writer.name(name or type(root).__name__)
                 self.report_build_time(module)

@@ -48,7 +48,13 @@ from windtunnel.events.file import RecordingWriter
 __all__ = ["run_rank"]
 
 # torch's own Python that gives shapes here and that no real run passes through
-_ONLY_IN_A_DRY_RUN = ("/torch/_decomp/", "/torch/_refs/", "/torch/_prims", "/torch/_meta_registrations.py", "/torch/_ops.py")
+_ONLY_IN_A_DRY_RUN = (
+    "/torch/_decomp/",
+    "/torch/_refs/",
+    "/torch/_prims",
+    "/torch/_meta_registrations.py",
+    "/torch/_ops.py",
+)
 CountersFactory = Callable[[RecordingWriter, Path], torch_cuda.MemoryCounters]
 
 
@@ -182,7 +188,11 @@ def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
 def _wait_for_threads() -> None:
     """Python itself waits at its exit for threads a script left running; so does a dry run."""
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and type(thread) is not threading._DummyThread:
+        if (
+            thread is not threading.current_thread()
+            and not thread.daemon
+            and type(thread) is not threading._DummyThread
+        ):
             thread.join()
 
 
@@ -204,7 +214,12 @@ def _is_ours(filename: str) -> bool:
     text = filename.replace("\\", "/")
     if any(part in text for part in _ONLY_IN_A_DRY_RUN):
         return True
-    return "/windtunnel/capture/" in text or "<frozen runpy>" in text or text.endswith("/runpy.py") or "windtunnel/commands" in text
+    return (
+        "/windtunnel/capture/" in text
+        or "<frozen runpy>" in text
+        or text.endswith("/runpy.py")
+        or "windtunnel/commands" in text
+    )
 
 
 def _last_user_line(error: BaseException, recorder: Recorder) -> str:

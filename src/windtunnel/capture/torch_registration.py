@@ -130,4 +130,6 @@ def _is_foreign(name: str) -> bool:
     """Operators of other kinds of tensors: sparse, quantised, nested, oneDNN's own layout."""
     if name.startswith("aten::mkldnn_rnn_layer"):
         return False
-    return any(word in name for word in ("sparse", "quantize", "mkldnn", "_nested", "q_", "qscheme", "coalesce"))
+    return any(
+        word in name for word in ("sparse", "quantize", "mkldnn", "_nested", "q_", "qscheme", "coalesce")
+    )

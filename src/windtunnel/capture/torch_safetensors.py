@@ -22,7 +22,12 @@ def install_safetensors() -> None:
         import safetensors.torch as library
     except ImportError:
         return
-    write, read, serialize, open_file = library.save_file, library.load_file, library.save, safetensors.safe_open
+    write, read, serialize, open_file = (
+        library.save_file,
+        library.load_file,
+        library.save,
+        safetensors.safe_open,
+    )
 
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         found = find_simulated(tensors)

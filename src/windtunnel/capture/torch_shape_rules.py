@@ -51,7 +51,9 @@ def _flip(op: Any, source: Tensor, dims: Any) -> Tensor:
 
 
 @_rule("_thnn_fused_gru_cell")
-def _gru_cell(op: Any, input_gates: Tensor, hidden_gates: Tensor, hidden: Tensor, *biases: Any) -> tuple[Tensor, Tensor]:
+def _gru_cell(
+    op: Any, input_gates: Tensor, hidden_gates: Tensor, hidden: Tensor, *biases: Any
+) -> tuple[Tensor, Tensor]:
     n, size = hidden.shape
     return torch.empty_like(hidden, memory_format=torch.contiguous_format), hidden.new_empty((n, 5 * size))
 
@@ -68,17 +70,36 @@ _ROW_COPIES = 8  # Ascend's fused attention keeps each row's maximum and sum thi
 
 
 @_rule("_scaled_dot_product_fused_attention_overrideable")
-def _fused_attention(op: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _fused_attention(
+    op: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
     """Ascend's fused attention: the output, and a float32 maximum and sum per row for backward."""
     batch, heads, rows, _ = query.shape
-    row_max, row_sum = (query.new_empty((batch, heads, rows, _ROW_COPIES), dtype=torch.float32) for _ in range(2))
+    row_max, row_sum = (
+        query.new_empty((batch, heads, rows, _ROW_COPIES), dtype=torch.float32) for _ in range(2)
+    )
     nothing = [query.new_empty((0,), dtype=torch.int64) for _ in range(3)]
-    out = torch.empty_like(query) if query.shape[-1] == value.shape[-1] else query.new_empty((*query.shape[:3], value.shape[-1]))
+    out = (
+        torch.empty_like(query)
+        if query.shape[-1] == value.shape[-1]
+        else query.new_empty((*query.shape[:3], value.shape[-1]))
+    )
     return (out, row_max, row_sum, nothing[0], rows, key.shape[2], *nothing[1:], query.new_empty((0,)))
 
 
 @_rule("_scaled_dot_product_fused_attention_overrideable_backward")
 def _fused_attention_backward(
-    op: Any, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Any, wanted: Any, *args: Any, **kwargs: Any
+    op: Any,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Any,
+    wanted: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[Any, ...]:
-    return (*(torch.empty_like(t) for t in (query, key, value)), torch.empty_like(bias) if bias is not None and wanted[3] else None)
+    return (
+        *(torch.empty_like(t) for t in (query, key, value)),
+        torch.empty_like(bias) if bias is not None and wanted[3] else None,
+    )

@@ -12,7 +12,7 @@ so a view keeps memory alive here exactly when it does on the device.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,6 +46,7 @@ _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set_storage = torch.library.get_kernel("aten::set_.source_Storage_storage_offset", "CPU").call_boxed
 _as_strided = torch.library.get_kernel("aten::as_strided", "CPU").call_boxed
 _empty = torch._C._acc.create_empty_tensor
+
 
 class SimStorage:
     """What a simulated storage is; known by the address of torch's own storage object."""
@@ -92,7 +93,20 @@ def sim_of(tensor: torch.Tensor) -> SimStorage | None:
 def _write_free(sim: SimStorage) -> None:
     recorder = world.recorder
     recorder.rows.append(
-        (Kind.FREE, sim.id, -1, -1, 0, recorder.module, recorder.phase, recorder.stream, sim.device_index, NO_NAME, (), ())
+        (
+            Kind.FREE,
+            sim.id,
+            -1,
+            -1,
+            0,
+            recorder.module,
+            recorder.phase,
+            recorder.stream,
+            sim.device_index,
+            NO_NAME,
+            (),
+            (),
+        )
     )
 
 
@@ -104,9 +118,13 @@ class World(threading.local):
 
     recorder: Recorder
     device_type: str = "cuda"  # what the program calls the accelerator; "cpu" when the CPU is the device
-    index_of_device: dict[torch.device, int] = {}  # devices whose memory is accounted -> row's device column
+    index_of_device: ClassVar[
+        dict[torch.device, int]
+    ] = {}  # devices whose memory is accounted -> row's device column
     default_device: torch.device
-    aliases: frozenset[str] = frozenset()  # other words for the device: "cuda" after importing transfer_to_npu
+    aliases: frozenset[str] = (
+        frozenset()
+    )  # other words for the device: "cuda" after importing transfer_to_npu
     target: torch.device | None = None  # set while a patched call is inside torch: the device the user named
     is_worker: bool = False  # this process was forked by the program: nothing it does is recorded
     op: int = -1  # id of the operator now running, for ALLOC rows
@@ -153,7 +171,9 @@ def new_tensor(
     recorder = world.recorder
     id = recorder.n_storages = recorder.n_storages + 1
     n_bytes = mold.n_bytes
-    index = world.index_of_device.get(device, NO_DEVICE) if n_bytes else NO_DEVICE  # allocators see no empty requests
+    index = (
+        world.index_of_device.get(device, NO_DEVICE) if n_bytes else NO_DEVICE
+    )  # allocators see no empty requests
     sim = SimStorage(id, n_bytes, device, index)
     tensor = mold.cast(_Life(sim))
     sim.key = key = storage_id(tensor)
@@ -171,12 +191,16 @@ def new_storage(n_bytes: int, device: torch.device, role: int = 0) -> torch.Unty
     return new_tensor((n_bytes,), (1,), torch.uint8, device, n_bytes, role).untyped_storage()
 
 
-def attach(storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+def attach(
+    storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any, dtype: torch.dtype
+) -> torch.Tensor:
     """A simulated tensor over an existing simulated storage."""
     return _set_storage(_CPU_KEYS, _empty((0,), dtype), storage, offset, shape, strides)
 
 
-def set_storage(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any) -> torch.Tensor:
+def set_storage(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, strides: Any
+) -> torch.Tensor:
     """Point a simulated tensor at another storage, in place."""
     return _set_storage(_CPU_KEYS, tensor, storage, offset, shape, strides)
 

@@ -1,7 +1,7 @@
 """Streams and events of a simulated device: they order nothing, but allocations know which stream they are on.
 
-    with torch.cuda.stream(s): x = torch.empty(...)   ──> ALLOC row with s's number
-    x.record_stream(s)                                ──> RECORD_STREAM row
+with torch.cuda.stream(s): x = torch.empty(...)   ──> ALLOC row with s's number
+x.record_stream(s)                                ──> RECORD_STREAM row
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import torch
 from windtunnel.capture.torch_storage import sim_of, world
 from windtunnel.events.model import Kind
 
-__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "record_stream", "synchronize"]
+__all__ = [
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "record_stream",
+    "synchronize",
+]
 
 _numbers = itertools.count(1)
 _current: dict[torch.device, Stream] = {}

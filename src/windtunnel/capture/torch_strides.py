@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +37,6 @@ def preserved_strides(source: Tensor) -> tuple[int, ...]:
     return _preserved(tuple(source.shape), tuple(source.stride()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _preserved(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(torch.empty_like(_empty_strided(shape, strides, device="meta")).stride())

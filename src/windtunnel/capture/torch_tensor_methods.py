@@ -1,7 +1,7 @@
 """Methods of a tensor that speak of devices or leave them: `.to()`, `.device`, `.numpy()`, printing.
 
-    tensor.device                 ──> the device the program named
-    tensor.numpy(), print(tensor) ──> known values, or documented defaults that are reported
+tensor.device                 ──> the device the program named
+tensor.numpy(), print(tensor) ──> known values, or documented defaults that are reported
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _mover(device_type: str) -> Callable[..., Tensor]:
-    def move(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
+    def move(
+        self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> Tensor:
         if device is None:
             device = device_type
         elif device.__class__ is int:
@@ -102,7 +104,10 @@ def _type(original: Callable[..., Any]) -> Callable[..., Any]:
     def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
         if dtype is None:
             name = original(self)
-            return name.replace(f"torch.{store.SIM.type}.", "torch." if self.device.type == "cpu" else f"torch.{self.device.type}.")
+            return name.replace(
+                f"torch.{store.SIM.type}.",
+                "torch." if self.device.type == "cpu" else f"torch.{self.device.type}.",
+            )
         if isinstance(dtype, str) and ".cuda." in dtype:
             return self.to("cuda", _dtype_named(dtype))
         if isinstance(dtype, str) and sim_of(self) is not None:
@@ -127,7 +132,9 @@ def _read(self: Tensor, what: str) -> Tensor:
         return known.detach()
     value = unknown_value(self)
     world.recorder.invent(what, value)
-    same = getattr(np, str(self.dtype).removeprefix("torch."), None)  # numpy has no bfloat16, and calls bool bool_
+    same = getattr(
+        np, str(self.dtype).removeprefix("torch."), None
+    )  # numpy has no bfloat16, and calls bool bool_
     real = torch.from_numpy(np.full(tuple(self.shape), value, dtype=same or np.float32))
     return real if real.dtype is self.dtype else real.to(self.dtype)
 
@@ -142,7 +149,9 @@ def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
                 " memory first."
             )
         if self.requires_grad and not force:
-            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
         return original(_read(self, "tensor.numpy()"), force=force)
 
     return numpy
@@ -150,7 +159,9 @@ def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _array(original: Callable[..., Any]) -> Callable[..., Any]:
     def array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(self if sim_of(self) is None else _read(self, "numpy.asarray(tensor)"), *args, **kwargs)
+        return original(
+            self if sim_of(self) is None else _read(self, "numpy.asarray(tensor)"), *args, **kwargs
+        )
 
     return array
 

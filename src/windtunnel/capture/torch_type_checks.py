@@ -43,8 +43,13 @@ def check_types(op: Any, args: tuple[Any, ...]) -> None:
             raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {_name(a)} and {_name(b)}")
     elif name in _CONVOLUTIONS:
         _check_convolution(args)
-    elif name in ("aten::nll_loss_forward", "aten::nll_loss2d_forward") and args[1].dtype not in (torch.int64, torch.uint8):
-        raise RuntimeError(f"expected scalar type Long but found {_name(args[1])}: labels of cross_entropy must be int64")
+    elif name in ("aten::nll_loss_forward", "aten::nll_loss2d_forward") and args[1].dtype not in (
+        torch.int64,
+        torch.uint8,
+    ):
+        raise RuntimeError(
+            f"expected scalar type Long but found {_name(args[1])}: labels of cross_entropy must be int64"
+        )
     elif name == "aten::embedding" and args[1].dtype not in (torch.int64, torch.int32):
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got"
@@ -55,7 +60,9 @@ def check_types(op: Any, args: tuple[Any, ...]) -> None:
 def _check_convolution(args: tuple[Any, ...]) -> None:
     source, weight, bias = args[:3]
     if source.dtype != weight.dtype:
-        raise RuntimeError(f"Input type ({_name(source)}) and weight type ({_name(weight)}) should be the same")
+        raise RuntimeError(
+            f"Input type ({_name(source)}) and weight type ({_name(weight)}) should be the same"
+        )
     if bias is not None and source.dtype != bias.dtype:
         raise RuntimeError(f"Input type ({_name(source)}) and bias type ({_name(bias)}) should be the same")
     is_transposed, groups = bool(args[6]), args[8]

@@ -17,7 +17,6 @@ import torch
 from windtunnel.capture.torch_inference import Entry, wrap_numbers
 from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of
 
-
 __all__ = ["all_false", "follow_values", "forget", "make_known", "remember_values", "values_of"]
 
 Tensor = torch.Tensor
@@ -61,7 +60,12 @@ def make_known(a: Any) -> None:
     """A tensor is about to be overwritten: what was in it no longer matters."""
     if isinstance(a, Tensor):
         sim = sim_of(a)
-        if sim is not None and sim.values is None and sim.n_bytes <= KNOWN_VALUE_LIMIT and covers_storage(a, sim):
+        if (
+            sim is not None
+            and sim.values is None
+            and sim.n_bytes <= KNOWN_VALUE_LIMIT
+            and covers_storage(a, sim)
+        ):
             sim.values = _raw_empty(sim.n_bytes)
     elif isinstance(a, (list, tuple)):
         for each in a:
@@ -76,13 +80,18 @@ _empty = torch.empty  # torch's own, before constructors are replaced
 _EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
-def follow_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any], entry: Entry) -> None:
+def follow_values(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any], entry: Entry
+) -> None:
     """Every input's values are known and few: compute the results for real as well."""
     total = sum(s[4] for s in entry.outputs if s.__class__ is tuple and s[0] == "new")
     if total > KNOWN_VALUE_LIMIT:
         return
     try:
-        real = op(*[_to_real(a) for a in wrap_numbers(op, args)], **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()})
+        real = op(
+            *[_to_real(a) for a in wrap_numbers(op, args)],
+            **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()},
+        )
     except (RuntimeError, NotImplementedError, TypeError, IndexError):
         for r in results:
             forget(r)
@@ -90,7 +99,9 @@ def follow_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     for sim_result, real_result in zip(results, real if entry.out_is_list else [real], strict=False):
         if isinstance(sim_result, Tensor) and isinstance(real_result, Tensor):
             # kernels of the host may return other helper tensors than the device's
-            remember_values(sim_result, real_result) if sim_result.shape == real_result.shape else forget(sim_result)
+            remember_values(sim_result, real_result) if sim_result.shape == real_result.shape else forget(
+                sim_result
+            )
 
 
 def _to_real(a: Any) -> Any:

@@ -208,9 +208,7 @@ class Build:
     time_us: int
 
 
-Event = (
-    Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
-)
+Event = Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
