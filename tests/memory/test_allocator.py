@@ -231,7 +231,9 @@ def test_large_segment_size_needs_torch_2_11():
     ],
 )
 def test_options_torch_takes_are_taken(conf):
-    Allocator.named("cuda", torch="2.15", conf=conf)
+    allocator = Allocator.named("cuda", torch="2.15", conf=conf)
+    allocator.alloc(1, 4 * MIB)
+    assert allocator.allocated_bytes == 4 * MIB
 
 
 def test_npu_refuses_what_torch_npu_refuses():

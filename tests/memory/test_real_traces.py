@@ -28,6 +28,7 @@ STATES = {"active_allocated": "active", "active_pending_free": "pending_free", "
 def test_the_real_traces_are_there():
     if not FILES:
         pytest.skip(f"no real GPU traces in {TRACES}")
+    assert len(FILES) >= 28
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:3])
@@ -48,6 +49,7 @@ def test_a_whole_run_needs_no_recorded_address():
     from_empty = {name: trace for name, trace in traces.items() if not trace["initial_segments"]}
     if not from_empty:
         pytest.skip(f"no real GPU traces in {TRACES}")
+    assert len(FILES) >= 28
     for name, trace in from_empty.items():
         allocator = Allocator.named("cuda", torch="2.11")
         feed_requests(allocator, trace["events"])

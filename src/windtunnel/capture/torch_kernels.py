@@ -89,7 +89,6 @@ def run_generic(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _run(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: tuple[int, ...], is_random: bool
 ) -> Any:
-    recorder = world.recorder
     key: list[Any] = [op]
     tensors: list[Tensor] = []
     for a in args:
@@ -126,38 +125,19 @@ def _run(
         key.append(args)  # a constructor's numbers decide its shape, floats included
     elif device_index < 0:  # an empty tensor is on a device, but has no memory there
         device_index = world.index_of_device.get(device, -1)
-    memo_key = tuple(key)
-    try:
-        entry = _memo.get(memo_key)
-    except TypeError:  # something unhashable (a generator, a list of lists): compute every time
-        entry, memo_key = None, None  # type: ignore[assignment]
-    if entry is None:
-        entry = infer(op, args, kwargs, tensors)
-        if memo_key is not None:
-            _memo[memo_key] = entry
+    entry = _recall(op, args, kwargs, tuple(key), tensors)
     # -- record
+    recorder = world.recorder
     if recorder.phase == _BACKWARD:
         locate_backward(recorder)
     id = recorder.n_ops
     recorder.n_ops = id + 1
     world.op = id
-    results: list[Any] = []
     outputs: list[int] = []
     for name, shape, strides in entry.resizes:
         resize_out(op, args, kwargs, name, shape, strides)
-    if entry.pattern is not None:
-        results = _follow_pattern(entry, op, args, kwargs, device, outputs)
-    else:
-        for spec in entry.outputs:
-            if spec.__class__ is tuple:
-                if spec[0] == "new":
-                    t = new_tensor(spec[1], spec[2], spec[3], device, spec[4])
-                    outputs.append(recorder.n_storages)
-                else:
-                    t = _argument(op, args, kwargs, spec[1])
-                results.append(t)
-            else:
-                results.append(spec)
+    make = _make_results if entry.pattern is None else _follow_pattern
+    results = make(entry, op, args, kwargs, device, outputs)
     world.op = -1
     if device_index >= 0:
         recorder.rows.append(
@@ -172,6 +152,41 @@ def _run(
     if entry.out_is_list == 0:
         return results[0] if results else None
     return results if entry.out_is_list == 1 else tuple(results)
+
+
+def _recall(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: tuple[Any, ...], tensors: list[Tensor]
+) -> Entry:
+    """The memo's answer for this signature, asked of torch the first time."""
+    try:
+        entry = _memo.get(key)
+    except TypeError:  # something unhashable (a generator, a list of lists): ask every time
+        return infer(op, args, kwargs, tensors)
+    if entry is None:
+        entry = _memo[key] = infer(op, args, kwargs, tensors)
+    return entry
+
+
+def _make_results(
+    entry: Entry,
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    outputs: list[int],
+) -> list[Any]:
+    """The results, each with a new storage unless it is one of the arguments."""
+    recorder = world.recorder
+    results: list[Any] = []
+    for spec in entry.outputs:
+        if spec.__class__ is not tuple:
+            results.append(spec)
+        elif spec[0] == "new":
+            results.append(new_tensor(spec[1], spec[2], spec[3], device, spec[4]))
+            outputs.append(recorder.n_storages)
+        else:
+            results.append(_argument(op, args, kwargs, spec[1]))
+    return results
 
 
 def _follow_pattern(
