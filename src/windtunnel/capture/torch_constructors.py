@@ -58,6 +58,7 @@ def install_constructors() -> None:
         setattr(torch, name, _like(getattr(torch, name)))
     for name in _NEW:
         setattr(Tensor, name, _new(getattr(Tensor, name)))
+    Tensor.new_tensor = _new_tensor(Tensor.new_tensor)
     torch.tensor = _from_data(torch.tensor)
     torch.as_tensor = _from_data(torch.as_tensor)
     torch.asarray = _from_data(torch.asarray)
@@ -130,6 +131,16 @@ def _new(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if device is None:
             return original(self, *args, **kwargs)
         return _on_device(original, self, args, kwargs, resolve_device(device))
+
+    return construct
+
+
+def _new_tensor(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
+    def construct(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+        if device is None:
+            return original(self, data, dtype=dtype, **kwargs)
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
 
     return construct
 

@@ -44,6 +44,8 @@ def install_cpu_kernels() -> None:
     """Let kernels ask what the CPU would allocate."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop otherwise
     inference.ask_kernel, inference.run_kernel = ask_cpu, _run_on_zeros
+    # The CPU's backward runs in the calling thread, whose numbers order the nodes it makes (double backward).
+    torch.autograd.set_multithreading_enabled(False)
     _install_random_state()
     _install_data_loader()
 
@@ -178,9 +180,10 @@ def _real(a: Any, made: dict[int, Tensor]) -> Any:
 
 
 def _zeros(a: Tensor) -> Tensor:
-    """Zeros with the same shape and strides: valid indices, no NaN."""
-    real = _empty_strided(a.shape, a.stride(), dtype=a.dtype)
-    return real.zero_()
+    """Zeros with the same shape and strides (valid indices, no NaN), or the indices themselves where they are known."""
+    real = _empty_strided(a.shape, a.stride(), dtype=a.dtype).zero_()
+    known = values_of(a) if not a.is_floating_point() and not a.is_meta and 0 not in a.stride() else None
+    return real if known is None else real.copy_(known)
 
 
 def _argument_bytes(values: Any) -> int:
@@ -231,6 +234,8 @@ def _install_data_loader() -> None:
             return original(self)
 
     iterator.__next__ = __next__  # type: ignore[method-assign]
+    # Imported from torch by name before constructors are replaced.
+    torch.utils.data.dataset.randperm = lambda *args, **kwargs: torch.randperm(*args, **kwargs)  # type: ignore[attr-defined]
 
 
 def _account(made: Tensor) -> None:

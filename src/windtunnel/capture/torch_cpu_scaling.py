@@ -26,7 +26,10 @@ _empty_strided = torch.empty_strided
 
 
 def extrapolated(
-    measure: Callable[[Callable[[Any], Any]], list[Step] | None], arguments: Any, share: Fraction, results: dict[int, int]
+    measure: Callable[[Callable[[Any], Any]], list[Step] | None],
+    arguments: Any,
+    share: Fraction,
+    results: dict[int, int],
 ) -> list[Step] | None:
     """Allocation steps at full size, or None; `measure` runs the kernel with its arguments cut by a function."""
     for size in _candidates(arguments):

@@ -75,6 +75,17 @@ def _unfold_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     return _unfold(store._CPU_KEYS, *args)
 
 
+def _views(name: str) -> None:
+    """Torch's own kernel for the CPU only moves sizes and strides here, so it serves any backend."""
+    kernel = torch.library.get_kernel("aten::" + name, "CPU").call_boxed
+    special["aten::" + name] = lambda op, args, kwargs: kernel(store._CPU_KEYS, *args, **kwargs)
+
+
+_views("view_as_real")
+_views("view_as_complex")
+_views("as_strided_")
+
+
 @_rule("lift")
 def _lift(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0]
@@ -217,6 +228,8 @@ def _to_copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         device = wanted  # to the host (or meta): named by torch's own code
         if wanted.type == "meta":
             return torch.empty_strided(source.shape, source.stride(), dtype=dtype, device=wanted)
+        if sim is not None and sim.device == wanted and dtype == source.dtype and not dtype.is_floating_point:
+            return view_of(source, source.shape, source.stride())  # torch's C++ asks for the host, where it is already
     shape = tuple(source.shape)
     memory_format = kwargs.get("memory_format")
     if memory_format in (None, torch.preserve_format):
@@ -311,11 +324,32 @@ def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @_rule("index_put_", "_index_put_impl_", "_unsafe_index_put", "index_put")
 def _index_put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    if _is_masked_fill(op, args):
+        (mask,) = (i for i in args[1] if i is not None)
+        number = values_of(args[2])
+        value = number.item() if number is not None else default_value(args[2].dtype)
+        return kernels.run_generic(aten.masked_fill_.Scalar, (args[0], _to_device(mask, args[0]), value), {})
     indices = _masks_to_indices(args[0], args[1])
     values = args[2]
     if values.dim() and sim_of(values) is None:
         values = _to_device(values, args[0])
     return kernels.run_generic(op, (args[0], indices, values, *args[3:]), kwargs)
+
+
+def _is_masked_fill(op: Any, args: tuple[Any, ...]) -> bool:
+    """`x[mask] = 2`: one mask over the whole tensor and one number of the host, which torch's own kernel fills."""
+    target, indices, values = args[:3]
+    sim = sim_of(values)
+    return (
+        op in (aten.index_put_.default, aten._index_put_impl_.default)
+        and not any(args[3:])
+        and values.numel() == 1
+        and (sim is None or sim.device == CPU)
+        and len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype is torch.bool
+        and indices[0].shape == target.shape
+    )
 
 
 def _masks_to_indices(source: Tensor, indices: Any) -> list[Tensor | None]:
