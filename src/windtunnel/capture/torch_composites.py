@@ -55,17 +55,25 @@ def _dropout_cpu(source: Tensor, p: float, train: bool) -> Tensor:
 
 def _one_hot_cpu(source: Tensor, num_classes: int = -1) -> Tensor:
     """On the CPU the classes are checked first, by value; without a number of classes they decide it."""
-    source.min().item()
-    largest = source.max().item()
-    n = num_classes if num_classes > 0 else int(largest) + 1
+    smallest, largest = source.aminmax()
+    smallest.item()
+    n = num_classes if num_classes > 0 else int(largest.item()) + 1
     return torch.zeros((*source.shape, n), dtype=source.dtype).scatter_(-1, source.unsqueeze(-1), 1)
 
 
 def _ctc_loss_cpu(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any, **kwargs: Any
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *rest: Any,
+    **kwargs: Any,
 ) -> Tensor:
     """The lengths are read on the CPU, and so are they here; unknown ones are as long as they can be."""
-    longest = log_probs.shape[0], targets.shape[-1] if targets.dim() > 1 else targets.numel() // log_probs.shape[1]
+    longest = (
+        log_probs.shape[0],
+        targets.shape[-1] if targets.dim() > 1 else targets.numel() // log_probs.shape[1],
+    )
     read = []
     for lengths, most in zip((input_lengths, target_lengths), longest, strict=True):
         known = values_of(lengths.to(torch.int64))
@@ -89,7 +97,11 @@ def _reading_sizes(name: str) -> Any:
 
     def run(*args: Any) -> Any:
         result = compose(_KEYS, *(_real_sizes(a) for a in args))
-        return result if isinstance(result, Tensor) else tuple(simulate(r) if sim_of(r) is None else r for r in result)
+        return (
+            result
+            if isinstance(result, Tensor)
+            else tuple(simulate(r) if sim_of(r) is None else r for r in result)
+        )
 
     return run
 

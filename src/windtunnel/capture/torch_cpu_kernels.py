@@ -10,6 +10,7 @@ millisecond per distinct operator. Operators too large to run are asked at small
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -22,12 +23,13 @@ from torch._C._profiler import (
     _EventType,
     _ExperimentalConfig,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from windtunnel.capture import torch_inference as inference
 from windtunnel.capture.torch_cpu_scaling import Step, extrapolated, tensors_in
 from windtunnel.capture.torch_named_device import plain_device, simulate
-from windtunnel.capture.torch_storage import new_tensor, sim_of, world
+from windtunnel.capture.torch_storage import CPU, attach, new_tensor, sim_of, world
 from windtunnel.capture.torch_values import values_of
 
 __all__ = ["install_cpu_kernels"]
@@ -37,7 +39,11 @@ MEASURED_BYTES = 1 << 26  # inputs and outputs together; above this a kernel is 
 _CONFIG = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
 _ACTIVITIES = {ProfilerActivity.CPU}
 _empty_strided = torch.empty_strided
-_RECEIVED = torch.ops.aten.set_.source_Storage_storage_offset  # how a tensor of a worker arrives, in shared memory
+_empty = torch.empty
+_NOT_TORCH = torch.device("cpu", 0)  # not the device that is accounted
+_RECEIVED = (
+    torch.ops.aten.set_.source_Storage_storage_offset
+)  # how a tensor of a worker arrives, in shared memory
 
 
 def install_cpu_kernels() -> None:
@@ -48,6 +54,7 @@ def install_cpu_kernels() -> None:
     torch.autograd.set_multithreading_enabled(False)
     _install_random_state()
     _install_data_loader()
+    _install_numpy()
 
 
 def ask_cpu(
@@ -57,19 +64,25 @@ def ask_cpu(
     n_bytes = _argument_bytes((*args, *kwargs.values())) + sum(s[4] for s in outputs if _is_new(s))
     if n_bytes > MEASURED_BYTES:
         return outputs, _ask_smaller(op, args, kwargs, outputs, n_bytes)
-    made: dict[int, Tensor] = {}
-    real_args = [_real(a, made) for a in args]
-    real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
     state = torch.default_generator.get_state()
-    try:
-        events, result = _profiled(op, real_args, real_kwargs)
-    except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
-        return outputs, None  # zeros are no valid input for this operator
-    finally:
-        torch.default_generator.set_state(state)
+    for fill in (_zeros, _ones, _identity):
+        made: dict[int, Tensor] = {}
+        real_args = [_real(a, made, fill) for a in args]
+        real_kwargs = {
+            k: torch.device("cpu") if k == "device" else _real(a, made, fill) for k, a in kwargs.items()
+        }
+        try:
+            events, result = _profiled(op, real_args, real_kwargs)
+            break
+        except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
+            continue  # no valid input for this operator: probabilities must not be zero, matrices not singular
+        finally:
+            torch.default_generator.set_state(state)
+    else:
+        return outputs, None
     owned = {t.untyped_storage().data_ptr() for t in made.values()}  # an out= tensor that was resized
     outputs = _as_returned(result, outputs)
-    steps = _steps([e for e in events if e[0] not in owned], result, outputs)
+    steps = _steps(events, result, outputs, owned)
     return outputs, inference.Pattern(steps, _count_numbers(op, args))
 
 
@@ -86,7 +99,7 @@ def _ask_smaller(
         except (RuntimeError, IndexError, ValueError, NotImplementedError, TypeError):
             return None
         owned = {t.untyped_storage().data_ptr() for t in tensors_in((*real_args, *real_kwargs.values()))}
-        return _steps([e for e in events if e[0] not in owned], result, _as_returned(result, outputs))
+        return _steps(events, result, _as_returned(result, outputs), owned)
 
     sizes = {i: s[4] for i, s in enumerate(outputs) if _is_new(s)}
     state = torch.default_generator.get_state()
@@ -94,16 +107,20 @@ def _ask_smaller(
     torch.default_generator.set_state(state)
     if steps is not None:
         return inference.Pattern(steps, _count_numbers(op, args))
-    world.recorder.notice(f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted")
+    world.recorder.notice(
+        f"{op} was too large to run here ({n_bytes >> 20} MiB): its scratch memory is not counted"
+    )
     return None
 
 
 def _run_on_zeros(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """What an operator returns that no meta kernel describes; None if it does not run on zeros."""
     made: dict[int, Tensor] = {}
-    real_kwargs = {k: torch.device("cpu") if k == "device" else _real(a, made) for k, a in kwargs.items()}
+    real_kwargs = {
+        k: torch.device("cpu") if k == "device" else _real(a, made, _zeros) for k, a in kwargs.items()
+    }
     try:
-        return op(*[_real(a, made) for a in args], **real_kwargs)
+        return op(*[_real(a, made, _zeros) for a in args], **real_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
 
@@ -111,7 +128,11 @@ def _run_on_zeros(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _count_numbers(op: Any, args: tuple[Any, ...]) -> int:
     """Python numbers where the schema wants a tensor: torch makes a tiny tensor of each before the kernel runs."""
     wants_tensor = [str(a.type) == "Tensor" for a in op._schema.arguments]
-    return sum(1 for a, wanted in zip(args, wants_tensor, strict=False) if wanted and isinstance(a, (int, float, complex)))
+    return sum(
+        1
+        for a, wanted in zip(args, wants_tensor, strict=False)
+        if wanted and isinstance(a, (int, float, complex))
+    )
 
 
 def _as_returned(result: Any, outputs: list[Any]) -> list[Any]:
@@ -129,7 +150,7 @@ def _profiled(op: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[tu
     _prepare_profiler(_CONFIG, _ACTIVITIES)
     _enable_profiler(_CONFIG, _ACTIVITIES)
     try:
-        result = op(*args, **kwargs)
+        result = op(*inference.wrap_numbers(op, args), **kwargs)
     finally:
         found = _disable_profiler()
     events: list[tuple[int, int, int]] = []
@@ -145,7 +166,9 @@ def _collect(event: Any, found: list[tuple[int, int, int]]) -> None:
         _collect(child, found)
 
 
-def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> list[tuple[str, int, int]]:
+def _steps(
+    events: list[tuple[int, int]], result: Any, outputs: list[Any], owned: set[int]
+) -> list[tuple[str, int, int]]:
     """Name each allocation: one of the results, or scratch that is freed again."""
     results = result if isinstance(result, (list, tuple)) else [result]
     output_at = {r.untyped_storage().data_ptr(): i for i, r in enumerate(results) if isinstance(r, Tensor)
@@ -154,7 +177,10 @@ def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> li
     steps: list[tuple[str, int, int]] = []
     scratch: dict[int, int] = {}
     for i, (ptr, size) in enumerate(events):
-        if size > 0:
+        if ptr in owned and last_at.get(ptr, -1) <= i:
+            if size > 0 and all(kind != "resize" for kind, _, _ in steps):  # several are resized at once
+                steps.append(("resize", 0, size))
+        elif size > 0:
             if ptr in output_at and last_at[ptr] == i:
                 steps.append(("output", output_at[ptr], size))
             else:
@@ -163,19 +189,21 @@ def _steps(events: list[tuple[int, int]], result: Any, outputs: list[Any]) -> li
         elif ptr in scratch:
             steps.append(("free", scratch.pop(ptr), 0))
     steps += [("free", which, 0) for which in scratch.values()]  # kept beyond the call by nobody we know
-    missing = {i for i, s in enumerate(outputs) if _is_new(s)} - {which for kind, which, _ in steps if kind == "output"}
+    missing = {i for i, s in enumerate(outputs) if _is_new(s)} - {
+        which for kind, which, _ in steps if kind == "output"
+    }
     return [*(("output", i, outputs[i][4]) for i in sorted(missing)), *steps]
 
 
-def _real(a: Any, made: dict[int, Tensor]) -> Any:
+def _real(a: Any, made: dict[int, Tensor], fill: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(a, Tensor):
         if sim_of(a) is None and a.dim() == 0 and not a.is_meta:
             return a
         if id(a) not in made:
-            made[id(a)] = _zeros(a)
+            made[id(a)] = fill(a)
         return made[id(a)]
     if isinstance(a, (list, tuple)):
-        return [_real(each, made) for each in a]
+        return [_real(each, made, fill) for each in a]
     return a
 
 
@@ -184,6 +212,18 @@ def _zeros(a: Tensor) -> Tensor:
     real = _empty_strided(a.shape, a.stride(), dtype=a.dtype).zero_()
     known = values_of(a) if not a.is_floating_point() and not a.is_meta and 0 not in a.stride() else None
     return real if known is None else real.copy_(known)
+
+
+def _ones(a: Tensor) -> Tensor:
+    real = _zeros(a)
+    return real.fill_(1) if a.is_floating_point() else real
+
+
+def _identity(a: Tensor) -> Tensor:
+    real = _zeros(a)
+    if a.is_floating_point() and a.dim() > 1:
+        real.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return real
 
 
 def _argument_bytes(values: Any) -> int:
@@ -231,7 +271,8 @@ def _install_data_loader() -> None:
 
     def __next__(self: Any) -> Any:
         with _RealOperators():
-            return original(self)
+            batch = original(self)
+        return tree_map_only(Tensor, _adopt, batch)
 
     iterator.__next__ = __next__  # type: ignore[method-assign]
     # Imported from torch by name before constructors are replaced.
@@ -246,6 +287,34 @@ def _account(made: Tensor) -> None:
     if n_bytes and not hasattr(storage, "_windtunnel_accounted"):
         twin = new_tensor((n_bytes,), (1,), torch.uint8, torch.device("cpu"), n_bytes)
         storage._windtunnel_accounted = _Accounted(twin)  # type: ignore[attr-defined]
+
+
+def _adopt(real: Tensor) -> Tensor:
+    """A simulated tensor over the memory of a real one: what the program computes from it is seen."""
+    if sim_of(real) is not None or plain_device(real).type != "cpu" or real.layout is not torch.strided:
+        return real
+    if type(real) is not Tensor or real.requires_grad or world.is_worker or not real.numel():
+        return real
+    storage = real.untyped_storage()
+    accounted = getattr(storage, "_windtunnel_accounted", None)
+    n_bytes = storage.nbytes()
+    if accounted is not None:
+        twin = accounted.twin
+        del storage._windtunnel_accounted  # type: ignore[attr-defined]  # it lives on as long as the simulated one
+    else:  # numpy's memory, which torch did not allocate
+        twin = new_tensor((n_bytes,), (1,), torch.uint8, _NOT_TORCH, n_bytes)
+    sim = sim_of(twin)
+    if sim is None:
+        return real
+    sim.device = CPU
+    with _disable_current_modes():
+        sim.values = _empty((0,), dtype=torch.uint8).set_(storage, 0, (n_bytes,), (1,))
+    return attach(twin.untyped_storage(), real.storage_offset(), real.shape, real.stride(), real.dtype)
+
+
+def _install_numpy() -> None:
+    read = torch.from_numpy
+    torch.from_numpy = lambda array: _adopt(read(array))
 
 
 def _install_random_state() -> None:

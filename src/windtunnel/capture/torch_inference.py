@@ -1,6 +1,6 @@
 """What an operator returns: shapes, strides and types from torch's own meta kernels, asked once per signature.
 
-    (op, args) ──> infer ──> Entry: how to make the results, what else the kernel allocates, its signature
+(op, args) ──> infer ──> Entry: how to make the results, what else the kernel allocates, its signature
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ _empty_meta = torch.empty_strided  # torch's own, before constructors are replac
 
 
 class Pattern:
-    """Allocation steps of one kernel: ("output" | "scratch" | "free", which, bytes)."""
+    """Allocation steps of one kernel: ("output" | "scratch" | "free" | "resize", which, bytes)."""
 
-    __slots__ = ("n_numbers", "steps")
+    __slots__ = ("n_numbers", "resizes", "steps")
 
     def __init__(self, steps: list[tuple[str, int, int]], n_numbers: int) -> None:
         self.steps = steps
-        self.n_numbers = n_numbers  # the first so many scratch steps are Python numbers torch wraps into tensors
+        self.resizes = any(
+            kind == "resize" for kind, _, _ in steps
+        )  # an out= tensor gets its memory on the way
+        self.n_numbers = (
+            n_numbers  # the first so many scratch steps are Python numbers torch wraps into tensors
+        )
 
 
 class Entry:
@@ -38,9 +43,13 @@ class Entry:
 
     __slots__ = ("out_is_list", "outputs", "pattern", "resizes", "signature")
 
-    def __init__(self, signature: int, outputs: list[Any], out_is_list: int, resizes: list[Any], pattern: Any) -> None:
+    def __init__(
+        self, signature: int, outputs: list[Any], out_is_list: int, resizes: list[Any], pattern: Any
+    ) -> None:
         self.signature = signature
-        self.outputs = outputs  # ("new", shape, strides, dtype, bytes) | ("arg", position or name) | None | plain value
+        self.outputs = (
+            outputs  # ("new", shape, strides, dtype, bytes) | ("arg", position or name) | None | plain value
+        )
         self.out_is_list = out_is_list  # 0 a single value, 1 a list, 2 a tuple
         self.resizes = resizes  # (name of an out= argument, its new shape and strides)
         self.pattern = pattern  # allocation steps, or None: the outputs in order
@@ -89,8 +98,14 @@ def _on_meta(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return op(*args, **kwargs)
     except NotImplementedError as error:
         if returns_nothing_new(op):
-            written = [(i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-            results = [args[i] if i < len(args) else kwargs[a.name] for i, a in written][: len(op._schema.returns)]
+            written = [
+                (i, a)
+                for i, a in enumerate(op._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            results = [args[i] if i < len(args) else kwargs[a.name] for i, a in written][
+                : len(op._schema.returns)
+            ]
             return results[0] if len(results) == 1 else tuple(results) or None
         real = run_kernel(op, args, kwargs)
         if real is None:
@@ -147,7 +162,9 @@ def _output_spec(r: Any, position: dict[int, int | str]) -> Any:
     return ("new", shape, strides, r.dtype, store.span_bytes(shape, strides, r.element_size()))
 
 
-def _resized_outs(op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kwargs: dict[str, Any]) -> list[Any]:
+def _resized_outs(
+    op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kwargs: dict[str, Any]
+) -> list[Any]:
     """Which `out=` tensors torch would resize: their meta twins just were."""
     names = [a.name for a in op._schema.arguments]
     pairs = [*zip(names, args, meta_args, strict=False), *((k, kwargs[k], meta_kwargs[k]) for k in kwargs)]
@@ -158,7 +175,9 @@ def _resized_outs(op: Any, args: Any, kwargs: Any, meta_args: list[Any], meta_kw
     ]
 
 
-def resize_out(op: Any, args: Any, kwargs: Any, name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def resize_out(
+    op: Any, args: Any, kwargs: Any, name: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
     names = [a.name for a in op._schema.arguments]
     tensor = kwargs[name] if name in kwargs else args[names.index(name)]
     sim = sim_of(tensor)

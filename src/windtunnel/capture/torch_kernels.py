@@ -134,8 +134,8 @@ def _run(
     recorder.n_ops = id + 1
     world.op = id
     outputs: list[int] = []
-    for name, shape, strides in entry.resizes:
-        resize_out(op, args, kwargs, name, shape, strides)
+    if entry.pattern is None or not entry.pattern.resizes:
+        _resize_outs(entry, op, args, kwargs)
     make = _make_results if entry.pattern is None else _follow_pattern
     results = make(entry, op, args, kwargs, device, outputs)
     world.op = -1
@@ -189,6 +189,11 @@ def _make_results(
     return results
 
 
+def _resize_outs(entry: Entry, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for name, shape, strides in entry.resizes:
+        resize_out(op, args, kwargs, name, shape, strides)
+
+
 def _follow_pattern(
     entry: Entry,
     op: Any,
@@ -211,6 +216,8 @@ def _follow_pattern(
             outputs.append(world.recorder.n_storages)
         elif kind == "free":
             del scratch[which]
+        elif kind == "resize":
+            _resize_outs(entry, op, args, kwargs)
         elif skipped:
             skipped -= 1
             scratch[which] = None
