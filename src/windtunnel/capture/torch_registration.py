@@ -1,6 +1,6 @@
 """Who serves each operator of the simulated backend, registered with torch's dispatcher once.
 
-    special handler (torch_operators)   views, copies between devices, values
+    special handler (torch_operators, torch_value_operators)   views, copies between devices, values
     one kernel (torch_kernels)          what a device brings as one kernel: mm, softmax, foreach, convolution …
     torch's own composition, aimed      what torch builds from other kernels on every device: its own C++ runs here too,
                                         with its temporaries, down to the kernels above
@@ -19,8 +19,8 @@ from torch._library.custom_ops import CustomOpDef
 
 from windtunnel.capture.torch_kernels import call_kernel, kernel_for
 from windtunnel.capture.torch_named_device import aiming_at
-from windtunnel.capture.torch_operators import special
 from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_value_operators import special  # the whole table: it builds on torch_operators'
 
 __all__ = ["install_kernels"]
 

@@ -16,8 +16,8 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_checkpoint import move_storage
 from windtunnel.capture.torch_moves import move
 from windtunnel.capture.torch_named_device import is_simulated_device, plain_device, resolve_device
-from windtunnel.capture.torch_operators import unknown_value
 from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_value_operators import unknown_value
 from windtunnel.capture.torch_values import values_of
 
 __all__ = ["install_tensor_methods"]

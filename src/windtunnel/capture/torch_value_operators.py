@@ -1,0 +1,239 @@
+"""Operators whose result depends on values a simulated device does not have.
+
+    x.item(), x[mask], x.nonzero(), x.unique() ──> known values, or documented defaults that are reported
+
+The defaults (docs/unknown-values.md): 1 for numbers, True for truth, and for shapes that depend on values the largest
+possible result ("every element is selected, every value is distinct").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from windtunnel.capture import torch_kernels as kernels
+from windtunnel.capture.torch_operators import copy, rule, special, target_device
+from windtunnel.capture.torch_storage import CPU, new_tensor, sim_of, view_of, world
+from windtunnel.capture.torch_strides import contiguous_strides, preserved_strides
+from windtunnel.capture.torch_values import all_false, remember_values, values_of
+
+__all__ = ["default_value", "special", "unknown_value"]
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@rule("_local_scalar_dense")
+def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    known = values_of(args[0])
+    if known is not None:
+        return known.item()
+    value = unknown_value(args[0])
+    world.recorder.invent(_what_was_read(), value)
+    return value
+
+
+def unknown_value(tensor: Tensor) -> Any:
+    """What an unknown element of this tensor reads as."""
+    value = default_value(tensor.dtype)
+    sim = sim_of(tensor)
+    return type(value)(0) if sim is not None and sim.id in all_false else value
+
+
+def default_value(dtype: torch.dtype) -> Any:
+    """What an unknown element reads as: 1, or True."""
+    if dtype is torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else complex(1) if dtype.is_complex else 1
+
+
+def _what_was_read() -> str:
+    return "the value of a device tensor (.item(), float(), int(), bool(), if)"
+
+
+@rule("equal")
+def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    a, b = args
+    if a.shape != b.shape:
+        return False
+    known_a, known_b = values_of(a), values_of(b)
+    if known_a is not None and known_b is not None:
+        return torch.equal(known_a, known_b)
+    world.recorder.invent("torch.equal of device tensors", True)
+    return True
+
+
+@rule("nonzero")
+def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    source = args[0]
+    known = values_of(source)
+    if known is not None:
+        found = torch.nonzero(known)
+        rows = found.shape[0]
+    else:
+        found, rows = None, source.numel()
+        world.recorder.invent("how many elements are nonzero (nonzero, boolean mask)", rows)
+    # CUDA and CPU both build (dim, n) and return it transposed
+    result = _like(
+        source,
+        (rows, source.dim()),
+        (1, rows) if source.dim() > 1 else (max(source.dim(), 1), 1),
+        torch.int64,
+    )
+    if found is not None:
+        remember_values(result, found)
+    return result
+
+
+@rule("masked_select")
+def _masked_select(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    source, mask = args
+    shape = torch.broadcast_shapes(source.shape, mask.shape)
+    known = values_of(mask)
+    n = int(known.expand(shape).sum()) if known is not None else math.prod(shape)
+    if known is None:
+        world.recorder.invent("how many elements a mask selects", n)
+    return _like(source, (n,), (1,), source.dtype)
+
+
+@rule("index.Tensor")
+def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return kernels.run_generic(op, (args[0], _masks_to_indices(args[0], args[1])), kwargs)
+
+
+@rule("index_put_", "_index_put_impl_", "_unsafe_index_put", "index_put")
+def _index_put(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    if _is_masked_fill(op, args):
+        (mask,) = (i for i in args[1] if i is not None)
+        number = values_of(args[2])
+        value = number.item() if number is not None else default_value(args[2].dtype)
+        return kernels.run_generic(aten.masked_fill_.Scalar, (args[0], _to_device(mask, args[0]), value), {})
+    indices = _masks_to_indices(args[0], args[1])
+    values = args[2]
+    if values.dim() and sim_of(values) is None:
+        values = _to_device(values, args[0])
+    return kernels.run_generic(op, (args[0], indices, values, *args[3:]), kwargs)
+
+
+def _is_masked_fill(op: Any, args: tuple[Any, ...]) -> bool:
+    """`x[mask] = 2`: one mask over the whole tensor and one number of the host, which torch's own kernel fills."""
+    target, indices, values = args[:3]
+    sim = sim_of(values)
+    return (
+        op in (aten.index_put_.default, aten._index_put_impl_.default)
+        and not any(args[3:])
+        and values.numel() == 1
+        and (sim is None or sim.device == CPU)
+        and len(indices) == 1
+        and indices[0] is not None
+        and indices[0].dtype is torch.bool
+        and indices[0].shape == target.shape
+    )
+
+
+def _masks_to_indices(source: Tensor, indices: Any) -> list[Tensor | None]:
+    """Boolean masks become index tensors, as torch's own kernel does first; host indices move to the device."""
+    found: list[Tensor | None] = []
+    for each in indices:
+        if each is None:
+            found.append(None)
+        elif each.dtype in (torch.bool, torch.uint8):
+            where = _nonzero(aten.nonzero.default, (_to_device(each, source),), {})
+            found += [view_of(where, (where.shape[0],), (where.stride(0),), where.storage_offset() + i * where.stride(1))
+                      for i in range(each.dim())]  # fmt: skip
+        else:
+            found.append(_to_device(each, source))
+    return found
+
+
+def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
+    sim, wanted = sim_of(tensor), sim_of(like)
+    if wanted is None or (sim is not None and sim.device == wanted.device):
+        return tensor
+    if tensor.dim() == 0 and sim is None:
+        return tensor
+    moved = new_tensor(tuple(tensor.shape), preserved_strides(tensor), tensor.dtype, wanted.device)
+    return copy(aten.copy_.default, (moved, tensor), {})
+
+
+@rule("_unique2", "unique_dim", "unique_consecutive")
+def _unique(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    source = args[0]
+    named = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    known = values_of(source)
+    if known is not None:
+        real = op(known, *args[1:], **kwargs)
+        return tuple(_copied(r, source) for r in real)  # type: ignore[return-value]
+    n = source.numel() if named.get("dim") is None else source.shape[named["dim"]]
+    world.recorder.invent("how many distinct values there are (unique)", n)
+    shape = (n,) if named.get("dim") is None else tuple(source.shape)
+    inverse = tuple(source.shape) if named.get("return_inverse") else (0,)
+    counts = (n,) if named.get("return_counts") else (0,)
+    return (
+        _like(source, shape, contiguous_strides(shape), source.dtype),
+        _like(source, inverse, contiguous_strides(inverse), torch.int64),
+        _like(source, counts, contiguous_strides(counts), torch.int64),
+    )
+
+
+@rule("bincount")
+def _bincount(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    source = args[0]
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    minlength = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    known = values_of(source)
+    if known is not None and known.numel():
+        n = max(int(known.max()) + 1, minlength)
+    else:
+        n = max(minlength, 1)
+        world.recorder.invent("the largest value (bincount)", n - 1)
+    result = _like(source, (n,), (1,), torch.float64 if weights is not None else torch.int64)
+    if known is not None and (weights is None or values_of(weights) is not None):
+        remember_values(result, torch.bincount(known, None if weights is None else values_of(weights), n))
+    return result
+
+
+@rule("repeat_interleave.Tensor")
+def _repeat_interleave(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    repeats = args[0]
+    n = args[1] if len(args) > 1 else kwargs.get("output_size")
+    known = values_of(repeats)
+    if n is None and known is not None:
+        n = int(known.sum())
+    if n is None:
+        n = repeats.numel()
+        world.recorder.invent("how often to repeat (repeat_interleave)", 1)
+    result = _like(repeats, (n,), (1,), repeats.dtype)
+    if known is not None:
+        remember_values(result, torch.repeat_interleave(known))
+    return result
+
+
+@rule("_assert_async", "_assert_async.msg")
+def _assert_async(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+@rule("_amp_foreach_non_finite_check_and_unscale_")
+def _unscale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # A simulated gradient is taken to be finite: GradScaler then steps, as it does on nearly every real step.
+    found_inf = args[1]
+    remember_values(found_inf, torch.zeros(found_inf.shape, dtype=found_inf.dtype))
+
+
+@rule("_amp_update_scale_")
+def _update_scale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0]
+
+
+def _like(source: Tensor, shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    sim = sim_of(source)
+    return new_tensor(tuple(shape), tuple(strides), dtype, sim.device if sim else target_device())
+
+
+def _copied(real: Tensor, source: Tensor) -> Tensor:
+    made = _like(source, real.shape, contiguous_strides(real.shape), real.dtype)
+    remember_values(made, real)
+    return made
