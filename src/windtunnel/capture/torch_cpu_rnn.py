@@ -52,7 +52,12 @@ _Cell = Callable[[_Product, _Hidden, _Weights], _Hidden]
 def _lstm_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
     gates = _linear(hidden[0], w.hh, w.bias_hh).add_(igates())
     chunks = gates.unsafe_chunk(4, 1)
-    ingate, forget, new, out = chunks[0].sigmoid_(), chunks[1].sigmoid_(), chunks[2].tanh_(), chunks[3].sigmoid_()
+    ingate, forget, new, out = (
+        chunks[0].sigmoid_(),
+        chunks[1].sigmoid_(),
+        chunks[2].tanh_(),
+        chunks[3].sigmoid_(),
+    )
     cell = (forget * hidden[1]).add_(ingate * new)
     shown = out * cell.tanh()
     return (shown if w.hr is None else torch.matmul(shown, w.hr.t())), cell
@@ -78,7 +83,9 @@ def _relu_cell(igates: _Product, hidden: _Hidden, w: _Weights) -> _Hidden:
 def _single(cell: _Cell) -> Callable[..., Any]:
     """`nn.GRUCell`, `nn.RNNCell`: one step."""
 
-    def run(source: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+    def run(
+        source: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+    ) -> Tensor:
         w = _Weights(w_ih, w_hh, b_ih, b_hh)
         return cell(lambda: w.product(source), (hx,), w)[0]
 
@@ -107,7 +114,9 @@ def _run_cells(cell: _Cell, steps: Any, hidden: _Hidden, w: _Weights) -> tuple[l
     return outputs, hidden
 
 
-def _layer(cell: _Cell, source: Tensor, hiddens: list[_Hidden], ws: list[_Weights]) -> tuple[Tensor, list[_Hidden]]:
+def _layer(
+    cell: _Cell, source: Tensor, hiddens: list[_Hidden], ws: list[_Weights]
+) -> tuple[Tensor, list[_Hidden]]:
     """One layer, one direction or both: outputs of all steps, and the last hidden states.
 
     Variables live as long as in torch's own code: the first direction's products until the second's are made.
@@ -127,7 +136,9 @@ def _layer(cell: _Cell, source: Tensor, hiddens: list[_Hidden], ws: list[_Weight
 def _packed_layer(sizes: list[int]) -> Callable[..., tuple[Tensor, list[_Hidden]]]:
     """The same for a packed sequence: `sizes[t]` rows belong to step t, fewer and fewer."""
 
-    def run(cell: _Cell, source: Tensor, hiddens: list[_Hidden], ws: list[_Weights]) -> tuple[Tensor, list[_Hidden]]:
+    def run(
+        cell: _Cell, source: Tensor, hiddens: list[_Hidden], ws: list[_Weights]
+    ) -> tuple[Tensor, list[_Hidden]]:
         forward, last = _packed_forward(cell, ws[0].product(source), sizes, hiddens[0], ws[0])
         if len(ws) == 1:
             return forward, [last]
@@ -137,7 +148,9 @@ def _packed_layer(sizes: list[int]) -> Callable[..., tuple[Tensor, list[_Hidden]
     return run
 
 
-def _packed_forward(cell: _Cell, product: Tensor, sizes: list[int], hidden: _Hidden, w: _Weights) -> tuple[Tensor, _Hidden]:
+def _packed_forward(
+    cell: _Cell, product: Tensor, sizes: list[int], hidden: _Hidden, w: _Weights
+) -> tuple[Tensor, _Hidden]:
     outputs, ended, start = [], [], 0
     for size in sizes:
         step, start, n = product.narrow(0, start, size), start + size, hidden[0].shape[0]
@@ -150,7 +163,9 @@ def _packed_forward(cell: _Cell, product: Tensor, sizes: list[int], hidden: _Hid
     return torch.cat(outputs, 0), _joined(ended[::-1])
 
 
-def _packed_reverse(cell: _Cell, product: Tensor, sizes: list[int], first: _Hidden, w: _Weights) -> tuple[Tensor, _Hidden]:
+def _packed_reverse(
+    cell: _Cell, product: Tensor, sizes: list[int], first: _Hidden, w: _Weights
+) -> tuple[Tensor, _Hidden]:
     outputs, end = [], sum(sizes)
     hidden = tuple(h.narrow(0, 0, sizes[-1]) for h in first)
     for size in reversed(sizes):
@@ -193,14 +208,18 @@ class _Shape:
         return [own[i : i + directions] for i in range(0, len(own), directions)]
 
 
-def _run_layers(layer: Any, cell: _Cell, x: Tensor, hiddens: list[_Hidden], flat: Any, shape: _Shape) -> tuple[Any, ...]:
+def _run_layers(
+    layer: Any, cell: _Cell, x: Tensor, hiddens: list[_Hidden], flat: Any, shape: _Shape
+) -> tuple[Any, ...]:
     last: list[_Hidden] = []
     for i, ws in enumerate(shape.weights(flat)):
         x, ended = layer(cell, x, hiddens[i * len(ws) : (i + 1) * len(ws)], ws)
         last += ended
         if shape.dropout and shape.train and i < shape.num_layers - 1:
             x = torch.dropout(x, shape.dropout, True)
-    backwards = [torch.stack(parts, 0) for parts in reversed(list(zip(*last, strict=True)))]  # as C++ takes arguments
+    backwards = [
+        torch.stack(parts, 0) for parts in reversed(list(zip(*last, strict=True)))
+    ]  # as C++ takes arguments
     return (x, *reversed(backwards))
 
 
@@ -219,7 +238,9 @@ def _stack_of(cell: _Cell) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _packed_stack_of(cell: _Cell) -> Callable[..., tuple[Tensor, ...]]:
-    def run(source: Tensor, batch_sizes: Tensor, hx: Any, weights: list[Tensor], *shape: Any) -> tuple[Tensor, ...]:
+    def run(
+        source: Tensor, batch_sizes: Tensor, hx: Any, weights: list[Tensor], *shape: Any
+    ) -> tuple[Tensor, ...]:
         sizes = values_of(batch_sizes)
         assert sizes is not None  # made by pack_padded_sequence from lengths it had to know
         return _run_layers(_packed_layer(sizes.tolist()), cell, source, _states(hx), weights, _Shape(*shape))

@@ -91,9 +91,6 @@ def load_snapshot(path: Path) -> dict[str, Any]:
     return snapshot
 
 
-_load = load_snapshot  # still imported by this name in what_if_source
-
-
 class _TraceWriter:
     """Writes down the trace torch's allocator would have kept."""
 

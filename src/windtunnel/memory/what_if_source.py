@@ -22,8 +22,7 @@ from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.memory_block_file import read_memory_block
-from windtunnel.memory.snapshot_file import _load as load_snapshot
-from windtunnel.memory.snapshot_file import read_snapshot
+from windtunnel.memory.snapshot_file import load_snapshot, read_snapshot
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
 __all__ = ["ReplaySource", "open_source"]
