@@ -32,7 +32,7 @@ test: $(VENV)/.dev  ## all tests
 	@$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.dev  ## format, lint and test
-	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/python -m pytest -n 2
 
