@@ -55,9 +55,9 @@ def install_constructors() -> None:
         if hasattr(torch, name):
             setattr(torch, name, _factory(getattr(torch, name), name))
     for name in _LIKE:
-        setattr(torch, name, _like(getattr(torch, name)))
+        setattr(torch, name, _shaped_by(getattr(torch, name)))
     for name in _NEW:
-        setattr(Tensor, name, _new(getattr(Tensor, name)))
+        setattr(Tensor, name, _shaped_by(getattr(Tensor, name)))
     Tensor.new_tensor = _new_tensor(Tensor.new_tensor)
     torch.tensor = _from_data(torch.tensor)
     torch.as_tensor = _from_data(torch.as_tensor)
@@ -113,24 +113,15 @@ def _is_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
 
 
-def _like(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _shaped_by(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`zeros_like(x)`, `x.new_zeros()`: on x's device unless another is named."""
+
     @wraps(original)
     def construct(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.pop("device", None)
         if device is None:
             return original(source, *args, **kwargs)
         return _on_device(original, source, args, kwargs, resolve_device(device))
-
-    return construct
-
-
-def _new(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def construct(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        device = kwargs.pop("device", None)
-        if device is None:
-            return original(self, *args, **kwargs)
-        return _on_device(original, self, args, kwargs, resolve_device(device))
 
     return construct
 
