@@ -16,9 +16,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "windtunnel"
 MAY_IMPORT: dict[str, set[str]] = {
     "events": set(),
     "capture": {"events"},
+    "cluster": {"events"},
     "memory": {"events"},
-    "report": {"events", "memory"},
-    "commands": {"capture", "events", "memory", "report"},
+    "report": {"cluster", "events", "memory"},
+    "commands": {"capture", "cluster", "events", "memory", "report"},
 }
 # Files beside the rooms that any file may import; they import only each other.
 GROUND = {"errors", "units", "devices", "frameworks", "mocking"}

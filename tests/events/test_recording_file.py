@@ -19,10 +19,12 @@ from windtunnel.events.model import (
     NO_NAME,
     Alloc,
     Build,
+    Collective,
     EmptyCache,
     Event,
     Frame,
     Free,
+    Group,
     Kind,
     Mark,
     ModuleEnter,
@@ -35,6 +37,7 @@ from windtunnel.events.model import (
     Step,
     Sync,
     TensorSpec,
+    Wait,
 )
 
 ids = st.integers(0, 2**62)
@@ -57,6 +60,11 @@ EVENTS = {
     ModuleExit: st.builds(ModuleExit, names, phases),
     Step: st.builds(Step, st.integers(1, 2**31)),
     Build: st.builds(Build, names, st.integers(0, 2**40)),
+    Group: st.builds(Group, ids, storages, names, names),
+    Collective: st.builds(
+        Collective, ids, ids, ids, storages, storages, st.booleans(), names, phases, streams, devices, names
+    ),
+    Wait: st.builds(Wait, ids, streams),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -230,6 +238,9 @@ def _one_of_each():
         ModuleExit(2, Phase.FORWARD),
         Step(1),
         Build(2, 1500),
+        Group(1, (0, 8, 16), 3, 4),
+        Collective(5, 0, 1, (3,), (3,), True, 2, Phase.BACKWARD, 1, 0, 6),
+        Wait(5, 1),
     ]
 
 

@@ -25,10 +25,12 @@ from windtunnel.events.model import (
     NO_NAME,
     Alloc,
     Build,
+    Collective,
     EmptyCache,
     Event,
     Frame,
     Free,
+    Group,
     Kind,
     Mark,
     ModuleEnter,
@@ -42,6 +44,7 @@ from windtunnel.events.model import (
     Step,
     Sync,
     TensorSpec,
+    Wait,
 )
 
 __all__ = ["RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
@@ -252,11 +255,21 @@ def _checksum(batch: pa.RecordBatch, extra: dict[str, str]) -> int:
     return total
 
 
-def record_events(path: Path, events: Iterable[Event], names: Iterable[str] = ()) -> None:
+def record_events(
+    path: Path,
+    events: Iterable[Event],
+    names: Iterable[str] = (),
+    signatures: Iterable[Signature] = (),
+    frames: Iterable[Frame] = (),
+) -> None:
     """Write records as a recording: for tests and for programs that already have events."""
     writer = RecordingWriter(path, header={})
     for text in names:
         writer.name(text)
+    for signature in signatures:
+        writer.signature(signature)
+    for frame in frames:
+        writer.frame(frame.file, frame.line, frame.function, frame.parent)
     for event in events:
         writer.rows.append(row_of(event))
     writer.close()
@@ -300,6 +313,17 @@ def row_of(event: Event) -> Row:
             return _row(Kind.STEP, event.number)
         case Build():
             return _row(Kind.BUILD, event.module, event.time_us, module=event.module, phase=Phase.BUILD)
+        case Group():
+            return (
+                Kind.GROUP, event.id, event.name, -1, 0, NO_NAME, Phase.BUILD, 0, 0, event.frame, event.ranks, ()
+            )  # fmt: skip
+        case Collective():
+            return (
+                Kind.COLLECTIVE, event.id, event.signature, event.group, int(event.is_async), event.module,
+                event.phase, event.stream, event.device, event.frame, event.inputs, event.outputs,
+            )  # fmt: skip
+        case Wait():
+            return _row(Kind.WAIT, event.collective, stream=event.stream)
 
 
 def _row(

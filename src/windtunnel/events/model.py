@@ -21,10 +21,12 @@ __all__ = [
     "NO_NAME",
     "Alloc",
     "Build",
+    "Collective",
     "EmptyCache",
     "Event",
     "Frame",
     "Free",
+    "Group",
     "Kind",
     "Mark",
     "ModuleEnter",
@@ -38,6 +40,7 @@ __all__ = [
     "Step",
     "Sync",
     "TensorSpec",
+    "Wait",
 ]
 
 NO_NAME = -1  # "no module", "no frame": an index that points nowhere
@@ -57,6 +60,9 @@ class Kind(IntEnum):
     EMPTY_CACHE = 9
     SYNC = 10
     BUILD = 11
+    GROUP = 12
+    COLLECTIVE = 13
+    WAIT = 14
 
 
 class Phase(IntEnum):
@@ -208,12 +214,65 @@ class Build:
     time_us: int
 
 
-Event = Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group this rank is a member of. Ids are this rank's own; `ranks` are global, in group order."""
+
+    id: int
+    ranks: tuple[int, ...]
+    name: int = NO_NAME
+    frame: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Communication was started. The signature's name says which kind (`c10d.all_reduce`, `c10d.send`, ...);
+    its scalars are words such as `peer=3 op=SUM`: the global rank of a root or partner, the reduction."""
+
+    id: int
+    signature: int
+    group: int
+    inputs: tuple[int, ...] = ()  # storages
+    outputs: tuple[int, ...] = ()
+    is_async: bool = False
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+    stream: int = 0
+    device: int = 0
+    frame: int = NO_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The program waited for a collective to end."""
+
+    collective: int
+    stream: int = 0
+
+
+Event = (
+    Op
+    | Alloc
+    | Free
+    | Mark
+    | RecordStream
+    | Sync
+    | EmptyCache
+    | ModuleEnter
+    | ModuleExit
+    | Step
+    | Build
+    | Group
+    | Collective
+    | Wait
+)
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
-#   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds
-# `extra` is the op id of an ALLOC (-1: none). `role` is set for ALLOC and MARK.
+#   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
+#   COLLECTIVE id, signature | WAIT collective, -
+# `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE. `role` is set for ALLOC and MARK; for a
+# COLLECTIVE it is 1 if the program holds a handle to wait on. The ranks of a GROUP stand in `inputs`.
 COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "subject": np.int64,
@@ -300,6 +359,15 @@ class Recording:
                 return ModuleExit(subject, Phase(phase))
             case Kind.STEP:
                 return Step(subject)
+            case Kind.GROUP:
+                return Group(subject, self._storages(self.inputs, i), value, frame)
+            case Kind.COLLECTIVE:
+                return Collective(
+                    subject, value, extra, self._storages(self.inputs, i), self._storages(self.outputs, i),
+                    bool(role), module, Phase(phase), stream, device, frame,
+                )  # fmt: skip
+            case Kind.WAIT:
+                return Wait(subject, stream)
             case _:
                 return Build(subject, value)
 
