@@ -16,6 +16,8 @@ __all__ = ["LocalMail", "Mail"]
 class Mail(Protocol):
     """How a rank reaches its peers. Keys are unique in a run: the n-th message from one rank to another."""
 
+    is_alone: bool  # no peer is ever run: what they would send stays unknown
+
     def post(self, key: str, payload: bytes) -> None:
         """Leave a value for other ranks."""
         ...
@@ -27,6 +29,8 @@ class Mail(Protocol):
 
 class LocalMail:
     """For a rank that is simulated alone: it finds only what it posted itself."""
+
+    is_alone = True
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

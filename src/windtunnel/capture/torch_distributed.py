@@ -1,190 +1,215 @@
-"""One rank of a process group of any size, with any backend name: every collective returns at once.
+"""A job of any size seen by one rank: `torch.distributed` with every backend name, and no network.
 
-    init_process_group("nccl") ──> SimulatedGroup of this rank and world size
-    dist.all_reduce(x)         ──> x, and a finished work handle
+    init_process_group("nccl") ──> the world's SimulatedGroup        new_group, split_group, DeviceMesh ──> parts of it
+    dist.TCPStore(...)         ──> SimulatedStore
 
-Peers are taken to hold what this rank holds: a gather returns copies of this rank's tensor.
+Groups are torch's own objects in torch's own tables: everything built on them (DDP, FSDP, DTensor, pipelines,
+functional collectives, Megatron's parallel state) runs unmodified.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from windtunnel.capture import torch_storage as store
-from windtunnel.capture.recorder import Recorder
-from windtunnel.events.model import Phase, Role
+from windtunnel.capture.mail import LocalMail, Mail
+from windtunnel.capture.torch_named_device import aiming_at
+from windtunnel.capture.torch_process_group import SimulatedGroup
+from windtunnel.capture.torch_stores import SimulatedStore
 
-__all__ = ["SimulatedGroup", "install_distributed"]
+__all__ = ["install_distributed"]
 
 _NAME = "simulated"
+_CARD_LIBRARIES = {
+    "nccl": "cuda",
+    "hccl": "npu",
+    "xccl": "xpu",
+}  # which serve one kind of card, and not the host
+_functional = torch.library.Library("_c10d_functional", "IMPL")
 
 
-class _Work(dist._Work):
-    """A collective that is already done."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self.future_ = torch.futures.Future()
-        self.future_.set_result(result)
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> torch.futures.Future:
-        return self.future_
-
-
-class SimulatedGroup(dist.ProcessGroup):
-    """A process group whose peers are simulated by symmetry."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
-        self._rank, self._size = rank, size
-        self._name = self._description = "undefined"
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank
-
-    def getBackendName(self) -> str:
-        return _NAME
-
-    # torch keeps these in a group's backends, which this group has none of
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def __repr__(self) -> str:
-        return f"SimulatedGroup(rank={self._rank}, size={self._size})"
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
-        _mark_buckets(tensors)
-        return _Work(tensors)
-
-    allreduce_coalesced = broadcast = reduce = allreduce
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        for received, sent in zip(outputs, inputs, strict=True):
-            for each in received:
-                each.copy_(sent)
-        return _Work(outputs)
-
-    allgather_coalesced = allgather
-
-    def _allgather_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
-        return _Work([output])
-
-    all_gather_single = _allgather_base
-
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    def _reduce_scatter_base(self, output: Any, source: Any, opts: Any = None) -> _Work:
-        return _Work([output])
-
-    reduce_scatter_single = _reduce_scatter_base
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    def alltoall_base(
-        self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None
-    ) -> _Work:
-        return _Work([output])
-
-    all_to_all_single = alltoall_base
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
-        return _Work(outputs)
-
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> _Work:
-        return _Work(tensors)
-
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> _Work:
-        return _Work(tensors)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> _Work:
-        return _Work(tensors)
-
-    def barrier(self, opts: Any = None) -> _Work:
-        return _Work(None)
-
-
-def _mark_buckets(tensors: list[torch.Tensor]) -> None:
-    """What is reduced during backward and is not a gradient itself is a buffer of the communication."""
-    recorder = store.world.recorder
-    if recorder.phase != Phase.BACKWARD:
-        return
-    for tensor in tensors:
-        sim = store.sim_of(tensor)
-        if sim is not None and sim.role == 0 and sim.device_index >= 0:
-            sim.role = int(Role.COMMUNICATION)
-            recorder.mark(sim.id, Role.COMMUNICATION)
-
-
-def install_distributed(recorder: Recorder, rank: int, world_size: int) -> None:
-    """Make init_process_group simulate the peers of this rank."""
+def install_distributed(rank: int, world_size: int, mail: Mail | None, stops_early: bool) -> None:
+    """Make torch.distributed simulate the peers of this rank."""
     if not dist.is_available():
         return
+    SimulatedGroup.mail = SimulatedStore.mail = mail or LocalMail()
+    SimulatedGroup.stops_early = stops_early
+    SimulatedStore.rank, SimulatedStore.world_size = rank, world_size
+    _register_backends()
+    _replace_init(rank, world_size)
+    _replace("_new_group_with_tag", _new_group)
+    _replace("split_group", _split_group)
+    for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
+        _replace(name, lambda: True)
+    _replace("is_backend_available", lambda backend: True)
+    for name in ("TCPStore", "FileStore"):
+        _replace(name, SimulatedStore)
+    _aim_functional_collectives()
 
+
+def _register_backends() -> None:
     def create(prefix_store: Any, group_rank: int, group_size: int, timeout: Any) -> SimulatedGroup:
-        return SimulatedGroup(group_rank, group_size)
+        return _world_group(group_rank, group_size)
 
-    dist.Backend.register_backend(_NAME, create, devices=["cpu", "cuda", store.SIM.type])
-    original, new_group = dist.init_process_group, dist.new_group
+    card = store.world.device_type
+    dist.Backend.register_backend(_NAME, create, devices=["cpu", card] if card != "cpu" else ["cpu"])
+    for name, device in _CARD_LIBRARIES.items():
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, create, devices=[device])
 
-    def init_process_group(backend: Any = None, init_method: Any = None, *args: Any, **kwargs: Any) -> None:
-        wanted = {k: kwargs[k] for k in ("rank", "world_size") if kwargs.get(k, -1) not in (-1, None)}
-        original(
-            backend=_NAME,
-            store=dist.HashStore(),
-            rank=wanted.get("rank", rank),
-            world_size=wanted.get("world_size", world_size),
+
+_wanted_backend = ""  # of the group now being made by init_process_group
+
+
+def _world_group(rank: int, world_size: int) -> SimulatedGroup:
+    return SimulatedGroup(range(world_size), rank, *_library(_wanted_backend), "default_pg")
+
+
+def _replace_init(own_rank: int, own_world_size: int) -> None:
+    original = dist.init_process_group
+
+    def init_process_group(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1,
+                           rank: int = -1, *args: Any, **kwargs: Any) -> None:  # fmt: skip
+        global _wanted_backend
+        _wanted_backend = str(backend or "").lower()
+        n_ranks = own_world_size if world_size in (-1, None) else int(world_size)
+        number = own_rank if rank in (-1, None) else int(rank)
+        if not 0 <= number < n_ranks:
+            raise ValueError(f"rank {number} is not one of the {n_ranks} ranks of the job: they count from 0")
+        original(backend=_NAME, store=SimulatedStore(), rank=number, world_size=n_ranks)
+        group = c10d._get_default_group()
+        name, _ = _library(_wanted_backend)
+        c10d._world.pg_map[group] = (name, c10d._world.pg_map[group][1])
+        c10d._world.pg_backend_config[group] = ",".join(f"{device}:{name}" for device in group._devices)
+
+    _replace("init_process_group", init_process_group)
+
+
+def _library(backend: str) -> tuple[str, tuple[str, ...]]:
+    """The name a program gets back for its backend, and the kinds of devices it can serve."""
+    card = store.world.device_type
+    if ":" in backend:
+        pairs = [pair.split(":") for pair in backend.split(",")]
+        return backend, tuple(dict.fromkeys(_card_name(pair[0].strip()) for pair in pairs))
+    if not backend or backend == "undefined":
+        default = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}.get(card, "gloo")
+        return default, (card,)
+    if backend in _CARD_LIBRARIES:
+        if card == "cpu":
+            raise ValueError(
+                f"the backend {backend} needs cards, and the simulated machine has only its CPU: use gloo"
+            )
+        return backend, (card,)
+    return backend, ("cpu",) if card == "cpu" else ("cpu", card)
+
+
+def _card_name(device: str) -> str:
+    """A script written for cuda that was moved to another card still says cuda."""
+    return store.world.device_type if device in store.world.aliases else device
+
+
+# -- parts of the world ------------------------------------------------------------------------------------
+
+
+def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, backend_options: Any = None,
+               pg_tag: Any = None, use_local_synchronization: bool = False, group_desc: Any = None,
+               device_id: Any = None, sort_ranks: bool = True) -> Any:  # fmt: skip
+    """In place of torch's: every rank calls it for every group, so the usual call is for a group of others."""
+    world = c10d._get_default_group()
+    own = world.ranks[world.rank()]
+    if ranks is not None and own not in ranks:
+        return None if use_local_synchronization else dist.GroupMember.NON_GROUP_MEMBER
+    members = _members(ranks, world.size(), sort_ranks)
+    if pg_tag not in (None, ""):
+        known = c10d._find_pg_by_ranks_and_tag(pg_tag, members)
+        if known is not None:
+            return known
+    default_name, default_store = c10d._world.pg_map[world]
+    name, devices = _library(str(backend).lower()) if backend else (default_name, world._devices)
+    group = SimulatedGroup(members, own, name, devices, group_desc or "undefined")
+    group_name = c10d._process_group_name(members, use_hashed_name=use_local_synchronization)
+    group._set_group_name(group_name)
+    c10d._register_pg_in_world(
+        group,
+        backend_name=name,
+        store=dist.PrefixStore(f"{group_name}/", default_store),
+        group_name=group_name,
+        backend_config=",".join(f"{device}:{name}" for device in devices),
+        rank_mapping={member: i for i, member in enumerate(members)},
+        **({"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}),
+    )
+    return group
+
+
+def _members(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
+    if ranks is None:
+        return list(range(world_size))
+    members = sorted(ranks) if sort_ranks else list(ranks)
+    if len(set(members)) != len(members):
+        raise ValueError(f"a process group was given the same rank twice: {members[:16]}")
+    wrong = [rank for rank in members if not 0 <= rank < world_size]
+    if wrong:
+        raise ValueError(
+            f"a process group was given rank {wrong[0]}, and the job has ranks 0 to {world_size - 1}"
         )
-
-    def simulated_new_group(
-        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        return new_group(ranks, backend=_NAME, **{k: v for k, v in kwargs.items() if k == "group_desc"})
-
-    _replace_everywhere("init_process_group", original, init_process_group)
-    _replace_everywhere("new_group", new_group, simulated_new_group)
+    return members
 
 
-def _replace_everywhere(name: str, original: Any, replacement: Any) -> None:
-    """Torch's own modules took these functions by name before we came."""
+def _split_group(parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None,
+                 group_desc: Any = None, backend: Any = None) -> Any:  # fmt: skip
+    parent = parent_pg or c10d._get_default_group()
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    own = parent.rank()
+    mine = next((ranks for ranks in split_ranks if own in ranks), None)
+    if mine is None:
+        return None
+    if len(mine) == parent.size() and backend is None:
+        return parent
+    members = [parent.ranks[i] for i in sorted(mine)]
+    return _new_group(members, backend=backend or parent.name(), group_desc=group_desc or "split")
+
+
+# -- the rest of torch -------------------------------------------------------------------------------------
+
+
+def _aim_functional_collectives() -> None:
+    """Torch's own C++ makes their results; it must make them on the card of their inputs."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+    for full_name in torch._C._dispatch_get_all_op_names():
+        if full_name.startswith("_c10d_functional::"):
+            _functional.impl(full_name.partition("::")[2], _aimed(full_name, keys), "PrivateUse1")
+
+
+def _aimed(name: str, keys: Any) -> Any:
+    run = torch.library.get_kernel(name, "PrivateUse1").call_boxed
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with aiming_at(_device_of(args)):
+            return run(keys, *args, **kwargs)
+
+    return kernel
+
+
+def _device_of(args: Sequence[Any]) -> torch.device:
+    for a in args:
+        first = a[0] if isinstance(a, (list, tuple)) and a else a
+        if isinstance(first, torch.Tensor):
+            sim = store.sim_of(first)
+            if sim is not None:
+                return sim.device
+    return store.world.default_device
+
+
+def _replace(name: str, replacement: Any) -> None:
+    """Torch's own modules took these names before we came."""
+    original = getattr(c10d, name, None) or getattr(dist, name)
     for module in list(sys.modules.values()):
         if (
             getattr(module, "__name__", "").startswith("torch.distributed")

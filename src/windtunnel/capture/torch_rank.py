@@ -41,6 +41,7 @@ from windtunnel.capture import (
     torch_tensor_methods,
 )
 from windtunnel.capture.explain import explain
+from windtunnel.capture.mail import Mail
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.task import RankTask
 from windtunnel.events.file import RecordingWriter
@@ -59,7 +60,7 @@ CountersFactory = Callable[[RecordingWriter, Path], torch_cuda.MemoryCounters]
 
 
 def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[], Any] | None = None,
-             on_step: Callable[[int], None] | None = None) -> dict[str, Any]:  # fmt: skip
+             on_step: Callable[[int], None] | None = None, mail: Mail | None = None) -> dict[str, Any]:  # fmt: skip
     """Run the task to its end, whatever that is; the recording is closed and readable afterwards."""
     _set_environment(task)
     header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "rank": task.rank,
@@ -68,7 +69,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     writer = RecordingWriter(task.recording_path, header)
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
     recorder.on_step = _step_counter(task.max_steps, on_step)
-    install(task, recorder, make_counters(writer, task.recording_path))
+    install(task, recorder, make_counters(writer, task.recording_path), mail)
     outcome = _run(program or _script_of(task), recorder)
     _wait_for_threads()
     outcome |= {
@@ -84,7 +85,9 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     return outcome
 
 
-def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCounters) -> None:
+def install(
+    task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCounters, mail: Mail | None = None
+) -> None:
     """Replace every device interface of torch in this process."""
     device = task.device
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
@@ -105,7 +108,7 @@ def install(task: RankTask, recorder: Recorder, counters: torch_cuda.MemoryCount
     torch_safetensors.install_safetensors()
     torch_processes.install_processes()
     torch_compile.install_compile(recorder)
-    torch_distributed.install_distributed(recorder, task.rank, task.world_size)
+    torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)
     torch_program.install_program(recorder)
     gc.freeze()  # torch's own half million objects: the collector need not walk them again in every step
 

@@ -10,6 +10,7 @@ from weights is unknown.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,20 @@ import torch
 from windtunnel.capture.torch_inference import Entry, wrap_numbers
 from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of
 
-__all__ = ["all_false", "follow_values", "forget", "make_known", "remember_values", "values_of"]
+__all__ = [
+    "OBJECT_LIMIT",
+    "all_false",
+    "follow_values",
+    "forget",
+    "known_limit",
+    "make_known",
+    "remember_values",
+    "values_of",
+    "write_parts",
+]
 
 Tensor = torch.Tensor
+OBJECT_LIMIT = 1 << 24
 all_false: set[int] = set()  # storages whose values are unknown but for this: the answers of isnan and isinf
 
 
@@ -39,7 +51,7 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
     sim = sim_of(tensor)
     if sim is None:
         return
-    if sim.n_bytes > KNOWN_VALUE_LIMIT or real.device.type != "cpu":
+    if sim.n_bytes > known_limit(tensor) or real.device.type != "cpu":
         sim.values = None
         return
     if sim.values is None:
@@ -49,6 +61,11 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
     target = values_of(tensor)
     if target is not None:
         target.copy_(real)
+
+
+def known_limit(tensor: Tensor) -> int:
+    """Bytes up to which values are kept: a row of plain bytes is a pickled object, which has no second chance."""
+    return OBJECT_LIMIT if tensor.dtype == torch.uint8 and tensor.dim() == 1 else KNOWN_VALUE_LIMIT
 
 
 def covers_storage(tensor: Tensor, sim: SimStorage) -> bool:
@@ -70,6 +87,19 @@ def make_known(a: Any) -> None:
     elif isinstance(a, (list, tuple)):
         for each in a:
             make_known(each)
+
+
+def write_parts(tensors: Sequence[Tensor], real: Tensor) -> None:
+    """Write the same values to many tensors, which may be the parts of one storage."""
+    total: dict[int, int] = {}
+    for tensor in tensors:
+        sim = sim_of(tensor)
+        if sim is not None:
+            n_bytes = total[sim.id] = total.get(sim.id, 0) + tensor.numel() * tensor.element_size()
+            if sim.values is None and n_bytes == sim.n_bytes <= known_limit(tensor):
+                sim.values = _raw_empty(sim.n_bytes)  # every byte of it is written below
+    for tensor in tensors:
+        remember_values(tensor, real)
 
 
 def _raw_empty(n_bytes: int) -> Tensor:

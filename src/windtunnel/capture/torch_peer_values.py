@@ -1,0 +1,106 @@
+"""What a collective does to values that are known: counts, shapes, flags and pickled objects.
+
+    all_reduce(known)  ──> as if every peer held the same        (symmetry: peers run the same program)
+    broadcast, scatter ──> what the root really has              (mail, see mail.py)
+    recv               ──> what the sender really sent           (mail)
+
+Bulk data has no values on a simulated device: nothing travels for it, and what arrives is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.capture.torch_storage import sim_of
+from windtunnel.capture.torch_values import OBJECT_LIMIT, forget, remember_values, values_of, write_parts
+
+__all__ = ["bytes_of", "fill_with", "gather_into", "put_bytes", "reduce_values", "travels", "write_values"]
+
+Tensor = torch.Tensor
+ReduceOp = dist.ReduceOp
+_MOST_NUMBERS = 1 << 12  # bytes of numbers that travel: shapes, sizes, flags; not token ids by the thousand
+_SAME_FOR_EQUALS = (ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR)
+_frombuffer = torch.frombuffer  # torch's own, before constructors are replaced
+
+
+def write_values(tensor: Tensor, values: Tensor | None) -> None:
+    """Let a tensor hold these values; None: nobody knows what it holds now."""
+    if values is None or values.numel() != tensor.numel():
+        forget(tensor)
+    elif sim_of(tensor) is None:
+        with torch.no_grad():
+            tensor.copy_(values.reshape(tensor.shape))
+    else:
+        remember_values(tensor, values.reshape(tensor.shape))
+
+
+def reduce_values(tensor: Tensor, op: Any, n_ranks: int, source: Tensor | None = None) -> None:
+    """`tensor` becomes the reduction of `n_ranks` equal tensors (itself, or `source`)."""
+    known = values_of(tensor if source is None else source)
+    write_values(tensor, None if known is None else _reduced(known, op, n_ranks))
+
+
+def _reduced(values: Tensor, op: Any, n_ranks: int) -> Tensor | None:
+    if op == ReduceOp.SUM:
+        return values * n_ranks
+    if any(op == same for same in _SAME_FOR_EQUALS):
+        return values
+    if op == ReduceOp.PRODUCT:
+        return values**n_ranks
+    if op == ReduceOp.BXOR:
+        return values if n_ranks % 2 else values ^ values
+    return None
+
+
+def fill_with(tensors: Sequence[Tensor], source: Tensor) -> None:
+    """Every tensor becomes a copy of `source`, where they are of one shape."""
+    known = values_of(source)
+    if known is None or any(tensor.shape != source.shape for tensor in tensors):
+        for tensor in tensors:
+            forget(tensor)
+    elif any(sim_of(tensor) is None for tensor in tensors):
+        for tensor in tensors:
+            write_values(tensor, known)
+    else:
+        write_parts(tensors, known)
+
+
+def gather_into(output: Tensor, source: Tensor, n_ranks: int) -> None:
+    """`output` becomes `source`, as many times as there are ranks."""
+    known = values_of(source)
+    if (
+        known is not None
+        and sim_of(output) is not None
+        and output.numel() * output.element_size() > OBJECT_LIMIT
+    ):
+        known = None
+    write_values(output, None if known is None else known.reshape(-1).repeat(n_ranks))
+
+
+# -- between ranks ------------------------------------------------------------------------------------------
+
+
+def travels(tensor: Tensor) -> bool:
+    """Whether a receiver of this tensor is told its values; both sides decide it from what both know."""
+    n_bytes = tensor.numel() * tensor.element_size()
+    if tensor.dtype == torch.uint8:
+        return 0 < n_bytes <= OBJECT_LIMIT
+    return 0 < n_bytes <= _MOST_NUMBERS and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The values as they travel; empty if they are unknown."""
+    known = values_of(tensor)
+    return b"" if known is None else known.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def put_bytes(tensor: Tensor, payload: bytes) -> None:
+    """Let a received tensor hold what was sent."""
+    n_bytes = tensor.numel() * tensor.element_size()
+    known = _frombuffer(bytearray(payload), dtype=tensor.dtype) if len(payload) == n_bytes else None
+    if known is not None or sim_of(tensor) is not None:
+        write_values(tensor, known)
