@@ -1,13 +1,27 @@
 """Find the ranks that do the same work, simulating as few of them as possible.
 
     RankTalk of rank 0 ──> mesh axes ──> positions to look at ──> RankTalk of each ──> every rank's representative
+
+The outermost axis is sorted into classes first, then the next one once in each class, and so on inwards: what is
+uneven only on the last stage is found there. Along an axis, two positions that do the same with one between them
+that does it too are taken for a run of equals; where positions differ, the boundary is searched by halving.
+Nothing else is assumed, and the cost does not depend on how long an axis is, but for the halving.
+
+What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
+
+from windtunnel.cluster.mesh import Mesh, mesh_of
 from windtunnel.cluster.talk import RankTalk
 
 __all__ = ["RankClasses"]
+
+_FAILED = "failed"  # no digest looks like this
 
 
 class RankClasses:
@@ -15,15 +29,139 @@ class RankClasses:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._digests: dict[int, str] = {}
+        self._groups: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def wanted(self) -> tuple[int, ...]:
         """Ranks to simulate next, all at once if you can; none when every class is known."""
-        raise NotImplementedError
+        if 0 not in self._digests:
+            return (0,)
+        survey = _Survey(self._digests, self._mesh())
+        survey.block(0, len(survey.mesh.axes))
+        return tuple(sorted(survey.missing))
 
     def learn(self, talk: RankTalk | None, rank: int) -> None:
-        """Take in a simulated rank, asked for or not. None: it failed, and is a class of its own."""
-        raise NotImplementedError
+        """Take in a simulated rank, asked for or not. None: it failed, and is in no class with one that did not."""
+        self._digests[rank] = _FAILED if talk is None else talk.digest
+        if talk is not None:
+            self._groups[rank] = talk.groups
 
     def representatives(self) -> dict[int, int]:
-        """Every rank of the world, and the simulated rank that stands for it."""
-        raise NotImplementedError
+        """Every rank of the world, and the simulated rank that stands for it: the lowest of its class.
+
+        A rank that failed stands for itself, and for those that would do the same. Before every class is known
+        this is the best guess.
+        """
+        if 0 not in self._digests:
+            raise ValueError("rank 0 has not been simulated, so nothing is known of the other ranks")
+        survey = _Survey(self._digests, self._mesh())
+        digests = survey.block(0, len(survey.mesh.axes))
+        lowest: dict[str, int] = {}
+        for rank in sorted(self._digests):
+            lowest.setdefault(self._digests[rank], rank)
+        found = dict(enumerate(survey.representatives(digests, lowest)))
+        for rank, digest in self._digests.items():
+            found[rank] = rank if digest == _FAILED else lowest[digest]
+        return found
+
+    def _mesh(self) -> Mesh:
+        return mesh_of(self._groups[min(self._groups)] if self._groups else (), self._world_size)
+
+
+class _Survey:
+    """One look at what is known: the class of every rank, and the ranks still missing to be sure of it."""
+
+    def __init__(self, digests: dict[int, str], mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.missing: set[int] = set()
+        self._digests = digests
+        self._names = sorted(set(digests.values()))
+        self._number = {name: i for i, name in enumerate(self._names)}
+
+    def representatives(self, numbers: np.ndarray, lowest: dict[str, int]) -> list[int]:
+        return np.array([lowest[name] for name in self._names], np.int64)[numbers].tolist()
+
+    def block(self, first: int, n_axes: int) -> np.ndarray:
+        """Numbers of the digests of the ranks that begin at `first` and fill the innermost `n_axes` axes."""
+        if n_axes == 0:
+            return np.array([self._number[self._digests[first]]])
+        axis = self.mesh.axes[n_axes - 1]
+        line = _AxisLine(first, axis.stride, axis.size, self._digests)
+        line.explore(axis.anchors)
+        self.missing |= line.missing
+        classes = line.classes()
+        inner: dict[str, np.ndarray] = {}
+        for name in dict.fromkeys(classes):
+            position = line.example(name, classes)
+            if line.is_sure(position):
+                inner[name] = self.block(first + position * axis.stride, n_axes - 1)
+        # A class whose example may still change is not looked into yet: that could be in vain.
+        for name in dict.fromkeys(classes):
+            if name not in inner:
+                inner[name] = np.full(axis.stride, self._number[name])
+        return np.concatenate([inner[name] for name in classes])
+
+
+class _AxisLine:
+    """The positions of one axis, all else fixed, as far as they are known."""
+
+    def __init__(self, first: int, stride: int, size: int, digests: dict[int, str]) -> None:
+        self.missing: set[int] = set()  # ranks
+        self._first, self._stride, self._size = first, stride, size
+        ranks = range(first, first + size * stride, stride)
+        self._known = {(r - first) // stride: digests[r] for r in digests if r in ranks}
+
+    def explore(self, anchors: tuple[int, ...]) -> None:
+        """Note what is missing to know the class of every position."""
+        last = self._size - 1
+        spine = {0, last, *anchors}
+        # The middle is needed whatever the ends turn out to be.
+        if not self._have(spine | {last // 2}):
+            return
+        if self._known[0] != self._known[last]:
+            spine |= {min(1, last), max(last - 1, 0)}  # the first logs, the last gets the uneven rest
+            if not self._have(spine):
+                return
+        stops = sorted(spine)
+        for low, high in pairwise(stops):
+            self._search(low, high)
+
+    def classes(self) -> list[str]:
+        """The digest of every position; one that is not known is taken to be as the known one before it."""
+        names: list[str] = []
+        for position in range(self._size):
+            names.append(self._known.get(position, names[-1] if names else _FAILED))
+        return names
+
+    def example(self, name: str, classes: list[str]) -> int:
+        """The position at which a class is looked into: an end if it can be, for the ends are known first."""
+        for position in (0, self._size - 1):
+            if classes[position] == name:
+                return position
+        return classes.index(name)
+
+    def is_sure(self, position: int) -> bool:
+        """Whether this will be the example of its class whatever else is learned."""
+        if position == 0:
+            return True
+        return self._size - 1 in self._known if position == self._size - 1 else not self.missing
+
+    def _search(self, low: int, high: int) -> None:
+        if high - low < 2:
+            return
+        middle = (low + high) // 2
+        if not self._have({middle}):
+            return
+        here = self._known[low]
+        if here == self._known[middle] == self._known[high]:
+            # Ranks nobody asked for may be known: one that differs proves that this is no run of equals.
+            middle = next((p for p in self._known if low < p < high and self._known[p] != here), low)
+            if middle == low:
+                return
+        self._search(low, middle)
+        self._search(middle, high)
+
+    def _have(self, positions: set[int]) -> bool:
+        unknown = positions - self._known.keys()
+        self.missing |= {self._first + position * self._stride for position in unknown}
+        return not unknown

@@ -1,6 +1,6 @@
 """Check that what the ranks say to each other fits together; what does not would hang on a cluster.
 
-    RankTalk of each class ──> the same group's calls side by side ──> first difference ──> Mismatch
+RankTalk of each class ──> the same group's calls side by side ──> first difference ──> Mismatch
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""One number for all the work of a rank: equal numbers, equal work.
+
+    columns of a recording ──> what the allocator and the network see, renumbered ──> digest
+
+Left out is what differs between ranks that do the same work: names of modules, lines of source, arguments such as
+the first row of a shard, which of the devices of its node a rank has, and who is the root of a collective. Left
+out is also what neither takes memory nor talks: a rank that prints its loss is no class of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import numpy as np
+
+from windtunnel.events.model import Kind, Recording, Signature, TensorSpec
+
+__all__ = ["digest_of"]
+
+_OF_STORAGE = (Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.MARK)
+
+
+def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
+    """The digest of a recording; `group_sizes` gives the number of members by group id."""
+    columns = recording.columns
+    kind, subject, device = columns["kind"], columns["subject"], columns["device"]
+    storage = _numbers_of_storages(kind, subject, device)
+    call = _numbers_of_calls(kind, subject)
+    # A row of FREE or MARK does not always know its device; the row that allocated does.
+    of_storage = np.isin(kind, _OF_STORAGE) & (storage >= 0)
+    of_call = (kind == Kind.COLLECTIVE) | ((kind == Kind.WAIT) & (call >= 0))
+    makes = (kind == Kind.OP) & (device >= 0) & (np.diff(recording.outputs[0]) > 0)
+    keep = of_storage | of_call | makes | (kind == Kind.STEP)
+    keep |= (kind == Kind.EMPTY_CACHE) & (device >= 0)
+    rows = np.flatnonzero(keep)
+
+    kind = kind[rows]
+    is_alloc, is_call = kind == Kind.ALLOC, kind == Kind.COLLECTIVE
+    has_place = is_alloc | is_call | (kind == Kind.OP) | (kind == Kind.RECORD_STREAM)
+    value = np.where(is_alloc, columns["value"][rows], 0)
+    with_signature = np.flatnonzero(is_call | (kind == Kind.OP))
+    value[with_signature] = _signatures(recording)[columns["value"][rows[with_signature]]]
+    hashed = blake2b(digest_size=16)
+    for column in (
+        kind,
+        np.where(of_call[rows], call[rows], np.where(of_storage[rows], storage[rows], -1)),
+        value,
+        np.where(is_alloc | is_call | (kind == Kind.MARK), columns["role"][rows], 0),
+        np.where(is_alloc | is_call, columns["phase"][rows], 0),
+        _in_order_of_use(np.where(has_place, columns["stream"][rows], 0), default=0),
+        _in_order_of_use(np.where(has_place, device[rows], -1), default=-1),
+        _groups(columns["extra"][rows[is_call]], group_sizes),
+    ):
+        hashed.update(np.ascontiguousarray(column))
+    return hashed.hexdigest()
+
+
+def _numbers_of_storages(kind: np.ndarray, subject: np.ndarray, device: np.ndarray) -> np.ndarray:
+    """For each row about a storage its number, by order of first allocation on a device; -1: none or host."""
+    born = subject[(kind == Kind.ALLOC) & (device >= 0) & (subject >= 0)]
+    rows = np.flatnonzero(np.isin(kind, _OF_STORAGE) & (subject >= 0))
+    numbers = np.full(len(kind), -1, np.int64)
+    if len(born):
+        table = np.full(int(subject[rows].max()) + 1, -1, np.int64)
+        table[born[::-1]] = np.arange(len(born))[::-1]  # of several writes the last stays: the first birth
+        numbers[rows] = table[subject[rows]]
+    return numbers
+
+
+def _numbers_of_calls(kind: np.ndarray, subject: np.ndarray) -> np.ndarray:
+    """For each row of a call, and of a wait for one, how many calls came before it; -1: another row."""
+    numbers = np.full(len(kind), -1, np.int64)
+    calls, waits = np.flatnonzero(kind == Kind.COLLECTIVE), np.flatnonzero(kind == Kind.WAIT)
+    numbers[calls] = np.arange(len(calls))
+    if len(calls) and len(waits):
+        order = np.argsort(subject[calls], kind="stable")
+        ids = subject[calls][order]
+        at = np.minimum(np.searchsorted(ids, subject[waits]), len(ids) - 1)
+        numbers[waits] = np.where(ids[at] == subject[waits], order[at], -1)
+    return numbers
+
+
+def _in_order_of_use(column: np.ndarray, default: int) -> np.ndarray:
+    """Rename the numbers in a column 1, 2, ... as they first appear; `default` becomes 0."""
+    found, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+    first[found == default] = -1
+    rank = np.empty(len(found), np.int32)
+    rank[np.argsort(first)] = np.arange(len(found))
+    return rank[inverse.reshape(-1)] + (0 if default in found else 1)
+
+
+def _groups(ids: np.ndarray, group_sizes: Mapping[int, int]) -> np.ndarray:
+    """Which of the rank's groups each call is in, by order of use, and how many members it has."""
+    sizes = np.array([group_sizes.get(id, 0) for id in ids.tolist()], np.int64)
+    return np.stack([_in_order_of_use(ids, default=-1), sizes])
+
+
+def _signatures(recording: Recording) -> np.ndarray:
+    """What of each signature is work, as a number."""
+    numbers = [blake2b(_work_of(signature).encode(), digest_size=8) for signature in recording.signatures]
+    return np.array([int.from_bytes(n.digest(), "little", signed=True) for n in numbers], np.int64)
+
+
+def _work_of(signature: Signature) -> str:
+    is_call = signature.name.startswith("c10d.")
+    specs = [_spec(spec, is_call) for spec in signature.inputs]
+    specs += ["->", *(_spec(spec, is_call) for spec in signature.outputs)]
+    if is_call:  # the other words name a root or partner, which takes no memory
+        specs += [word for word in signature.scalars.split() if word.startswith("op=")]
+    return " ".join([signature.name, *specs])
+
+
+def _spec(spec: TensorSpec, is_call: bool) -> str:
+    # Pickled objects travel as bytes, and differ in length from rank to rank without being other work.
+    return spec.dtype if is_call and spec.dtype == "uint8" else f"{spec.dtype}{list(spec.shape)}"

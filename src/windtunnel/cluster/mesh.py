@@ -1,0 +1,110 @@
+"""The axes of a device mesh, read off the process groups of one rank.
+
+    groups [0,1] [0,2,4,6] [0,8] ──> cuts 1 2 8 16 ──> axes of 2, 4 and 2 ranks ──> digits of every rank
+
+A program makes its groups from a mesh: members are steps along one axis, or along several. Where the steps
+begin and end are the cuts, and cuts that divide one another are the axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+__all__ = ["Axis", "Mesh", "mesh_of", "pattern_of"]
+
+_MOST_ANCHORS = 8  # members looked at of a group that takes only part of an axis
+_MOST_GROUPS = 16  # of such groups
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Positions 0 to size-1, `stride` ranks apart."""
+
+    stride: int
+    size: int
+    anchors: tuple[int, ...] = ()  # positions that some group singles out
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Axes from the innermost to the outermost; their sizes multiply to the world's."""
+
+    axes: tuple[Axis, ...]
+
+    def digits(self, ranks: Sequence[int]) -> np.ndarray:
+        """Positions of each rank: a row per rank, a column per axis."""
+        column = np.asarray(ranks, np.int64)[:, None]
+        strides, sizes = (np.array([getattr(a, f) for a in self.axes], np.int64) for f in ("stride", "size"))
+        return column // strides % sizes
+
+
+def mesh_of(groups: Iterable[tuple[int, ...]], world_size: int) -> Mesh:
+    """The mesh that explains one rank's groups.
+
+    Groups that no single mesh explains (cuts of 2 and of 3 ranks side by side, members in no regular distance)
+    give one axis over the whole world; every group then names anchors, positions that must be looked at because
+    nothing is known about how they repeat. That costs more simulations, and is as much as can be done.
+    """
+    groups = [group for group in dict.fromkeys(groups) if len(group) > 1]
+    cuts = {1, world_size}
+    for group in groups:
+        cuts |= {cut for cut in _cuts(group) if world_size % cut == 0}
+    chain = sorted(cuts)
+    mesh = _mesh(chain)
+    is_chain = all(larger % smaller == 0 for smaller, larger in pairwise(chain))
+    if not is_chain or not all(_is_product(mesh.digits(group)) for group in groups):
+        mesh = _mesh(sorted({1, world_size}))
+    return Mesh(tuple(_anchored(axis, i, mesh, groups) for i, axis in enumerate(mesh.axes)))
+
+
+def pattern_of(group: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """How a group lies in the mesh, wherever it lies: its members' positions on the axes along which they differ.
+
+    The tensor-parallel groups of two stages have one pattern.
+    """
+    digits = mesh.digits(group)
+    if not digits.size:
+        return ()
+    moves = (digits != digits[0]).any(axis=0)
+    axes = np.flatnonzero(moves)
+    return tuple(map(tuple, [axes.tolist(), *digits[:, axes].tolist()]))
+
+
+def _mesh(chain: list[int]) -> Mesh:
+    return Mesh(tuple(Axis(low, high // low) for low, high in pairwise(chain)))
+
+
+def _cuts(group: tuple[int, ...]) -> set[int]:
+    """Where the steps of a group begin and end: [0, 1, 8, 9] goes by 1 up to 2, then by 8 up to 16."""
+    starts = np.sort(np.asarray(group, np.int64))
+    starts = starts - starts[0]
+    cuts: set[int] = set()
+    while len(starts) > 1:
+        stride = int(starts[1])
+        expected = np.arange(len(starts)) * stride
+        count = int(np.argmax(starts != expected)) or len(starts)
+        cuts |= {stride, stride * count}
+        if len(starts) % count:
+            break
+        starts = starts.reshape(-1, count)[:, 0]
+    return cuts
+
+
+def _is_product(digits: np.ndarray) -> bool:
+    """Whether members are all combinations of some positions on each axis."""
+    return prod(len(np.unique(column)) for column in digits.T) == len(digits)
+
+
+def _anchored(axis: Axis, i: int, mesh: Mesh, groups: list[tuple[int, ...]]) -> Axis:
+    found: set[int] = set()
+    partial = (np.unique(mesh.digits(group)[:, i]) for group in groups)
+    partial = [positions for positions in partial if 1 < len(positions) < axis.size]
+    for positions in partial[:_MOST_GROUPS]:
+        few = np.linspace(0, len(positions) - 1, min(len(positions), _MOST_ANCHORS)).astype(int)
+        found |= set(positions[few].tolist())
+    return Axis(axis.stride, axis.size, tuple(sorted(found)))
