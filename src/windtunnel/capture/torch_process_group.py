@@ -1,9 +1,7 @@
 """One rank's side of a process group of any size: every collective returns at once and records itself.
 
-    dist.all_reduce(x, group) ──> SimulatedGroup.allreduce ──> COLLECTIVE row, a handle whose wait() is a WAIT row
-                                                          └──> values, where they are known (torch_peer_values.py)
-
-A handle holds its tensors until somebody waits, as NCCL's does: their memory cannot be used again before.
+dist.all_reduce(x, group) ──> SimulatedGroup.allreduce ──> COLLECTIVE row, a handle whose wait() is a WAIT row
+                                                      └──> values, where they are known (torch_peer_values.py)
 """
 
 from __future__ import annotations
@@ -19,78 +17,16 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.mail import Mail
 from windtunnel.capture.torch_program import EnoughSteps
 from windtunnel.capture.torch_values import values_of
+from windtunnel.capture.torch_work import SimulatedBackend, SimulatedWork
 from windtunnel.events.model import Kind, Phase, Role, Signature, TensorSpec
 
-__all__ = ["PeerNeverSent", "SimulatedGroup", "SimulatedWork"]
+__all__ = ["PeerNeverSent", "SimulatedGroup"]
 
 Tensor = torch.Tensor
 
 
 class PeerNeverSent(RuntimeError):
     """This rank waits for a value that the other rank never sends: on a cluster, for ever."""
-
-
-class SimulatedWork(dist._Work):
-    """A collective that is already done; it lets go of its tensors when waited for."""
-
-    def __init__(self, id: int, held: Any, result: Any) -> None:
-        super().__init__()
-        self._id = id
-        self._held = held
-        self._result = result
-        self._future: torch.futures.Future | None = None
-
-    def wait(self, timeout: Any = None) -> bool:
-        if self._held is not None:
-            self._held = None
-            recorder = store.world.recorder
-            recorder.plain_row(Kind.WAIT, self._id, stream=recorder.stream)
-        return True
-
-    def block_current_stream(self) -> None:
-        self.wait()
-
-    synchronize = block_current_stream
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> Any:
-        return self._result
-
-    def source_rank(self) -> int:
-        return 0
-
-    def get_future(self) -> torch.futures.Future:
-        if self._future is None:
-            self._future = torch.futures.Future()
-            self._future.set_result(self._result)
-        return self._future
-
-
-class SimulatedBackend:
-    """What a program may ask of the communication library under a group."""
-
-    supports_splitting = supports_coalescing = supports_time_estimate = supports_tensor_alloc = False
-    supports_window = False
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.options = self
-
-    def name(self) -> str:
-        return self._name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: None  # timeouts, aborts, eager connects: nothing to do
 
 
 class SimulatedGroup(dist.ProcessGroup):
@@ -360,7 +296,7 @@ class SimulatedGroup(dist.ProcessGroup):
         """A card's library cannot read the host's memory; torch says so in these words."""
         for tensor in tensors:
             kind = tensor.device.type
-            if kind not in self._devices and not (kind in store.world.aliases):
+            if kind not in self._devices and kind not in store.world.aliases:
                 raise RuntimeError(f"No backend type associated with device type {kind}")
 
     # -- values between ranks ------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class _Follower:
         self.local = threading.local()
         self.names: dict[int, str] = {}  # of parameters, by the id of the object
         self.spans: _Spans = _Spans()  # of the thread whose graph is running backward
+        self.phases_before: list[int] = []  # of the optimizer steps that are under way
         kernels.module_of_node = self.module_of_node
 
     # -- modules ----------------------------------------------------------------------------------------------
@@ -113,6 +114,12 @@ class _Follower:
         return path
 
     def mark(self, tensor: Any, role: Role, name: str = "") -> None:
+        if hasattr(
+            tensor, "__tensor_flatten__"
+        ):  # a DTensor and its like: the bytes are in the tensors it wraps
+            for attribute in tensor.__tensor_flatten__()[0]:
+                self.mark(getattr(tensor, attribute), role, name)
+            return
         sim = sim_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if sim is not None and sim.role != role and sim.device_index >= 0:
             sim.role = int(role)
@@ -155,7 +162,9 @@ class _Follower:
         register_optimizer_step_post_hook(self.after_step)
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.phase_before = self.recorder.phase
+        if self.recorder.phase != Phase.OPTIMIZER:
+            self.phases_before.clear()  # a step that raised never ended
+        self.phases_before.append(self.recorder.phase)
         self.recorder.phase = int(Phase.OPTIMIZER)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -170,9 +179,10 @@ class _Follower:
                 name = self.names.get(id(parameter), "")
                 for value in state.values():
                     self.mark(value, Role.OPTIMIZER, name)
-        before = getattr(self, "phase_before", Phase.FORWARD)
+        before = self.phases_before.pop() if self.phases_before else Phase.FORWARD
         self.recorder.phase = int(Phase.FORWARD if before == Phase.BUILD else before)
-        self.recorder.end_step()
+        if not self.phases_before:  # a sharded optimizer steps an inner one: that is one step
+            self.recorder.end_step()
 
 
 class _Spans:

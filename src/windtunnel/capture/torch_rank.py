@@ -32,6 +32,7 @@ from windtunnel.capture import (
     torch_distributed,
     torch_finite,
     torch_foreach,
+    torch_generators,
     torch_processes,
     torch_program,
     torch_registration,
@@ -104,6 +105,7 @@ def install(
     torch_autocast.install_autocast()
     torch_foreach.install_foreach()
     torch_cuda.install_device_module(device, n_devices, counters)
+    torch_generators.install_generators(device.kind)
     torch_checkpoint.install_checkpoints()
     torch_safetensors.install_safetensors()
     torch_processes.install_processes()
@@ -173,11 +175,11 @@ def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
     try:
         program()
     except torch_program.EnoughSteps:
-        return {"status": "ok", "error": None}
+        return {"status": "ok", "error": None, "is_stopped": True}
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
         if code == 0:
-            return {"status": "ok", "error": None}
+            return {"status": "ok", "error": None, "is_stopped": False}
         text = f"the script ended itself with exit code {code}"
         return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
     except KeyboardInterrupt:
@@ -185,7 +187,7 @@ def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
     except BaseException as error:
         _show_traceback(error)
         return {"status": "failed", "error": explain(error), "where": _last_user_line(error, recorder)}
-    return {"status": "ok", "error": None}
+    return {"status": "ok", "error": None, "is_stopped": False}
 
 
 def _wait_for_threads() -> None:

@@ -1,0 +1,79 @@
+"""Handles of communication that is under way, and what a program may ask of the library below a group.
+
+A handle holds its tensors until somebody waits, as NCCL's does: their memory cannot be used again before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.capture import torch_storage as store
+from windtunnel.events.model import Kind
+
+__all__ = ["SimulatedBackend", "SimulatedWork"]
+
+
+class SimulatedWork(dist._Work):
+    """A collective that is already done; it lets go of its tensors when waited for."""
+
+    def __init__(self, id: int, held: Any, result: Any) -> None:
+        super().__init__()
+        self._id = id
+        self._held = held
+        self._result = result
+        self._future: torch.futures.Future | None = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        if self._held is not None:
+            self._held = None
+            recorder = store.world.recorder
+            recorder.plain_row(Kind.WAIT, self._id, stream=recorder.stream)
+        return True
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    synchronize = block_current_stream
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> Any:
+        return self._result
+
+    def source_rank(self) -> int:
+        return 0
+
+    def get_future(self) -> torch.futures.Future:
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._future.set_result(self._result)
+        return self._future
+
+
+class SimulatedBackend:
+    """What a program may ask of the communication library under a group."""
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_tensor_alloc = False
+    supports_window = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.options = self
+
+    def name(self) -> str:
+        return self._name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None  # timeouts, aborts, eager connects: nothing to do
