@@ -62,17 +62,14 @@ def mesh_of(groups: Iterable[tuple[int, ...]], world_size: int) -> Mesh:
     return Mesh(tuple(_anchored(axis, i, mesh, groups) for i, axis in enumerate(mesh.axes)))
 
 
-def pattern_of(group: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+def pattern_of(group: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], bytes]:
     """How a group lies in the mesh, wherever it lies: its members' positions on the axes along which they differ.
 
     The tensor-parallel groups of two stages have one pattern.
     """
     digits = mesh.digits(group)
-    if not digits.size:
-        return ()
-    moves = (digits != digits[0]).any(axis=0)
-    axes = np.flatnonzero(moves)
-    return tuple(map(tuple, [axes.tolist(), *digits[:, axes].tolist()]))
+    axes = np.flatnonzero((digits != digits[:1]).any(axis=0))
+    return tuple(axes.tolist()), digits[:, axes].tobytes()
 
 
 def _mesh(chain: list[int]) -> Mesh:
