@@ -1,6 +1,6 @@
 """`torch_npu` of a machine without one: the module scripts import, and scripts that keep saying "cuda".
 
-import torch_npu                                   ──> torch.npu
+import torch_npu                                   ──> torch.npu, torch_npu.npu_fusion_attention …
 from torch_npu.contrib import transfer_to_npu      ──> "cuda" means npu from here on
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.capture.torch_npu_kernels import npu_functions
 from windtunnel.capture.torch_storage import World
 
 __all__ = ["npu_module"]
@@ -29,6 +30,8 @@ def npu_module() -> types.ModuleType:
         torch._register_device_module("npu", module)
     plugin, contrib, transfer = _module("torch_npu"), _module("torch_npu.contrib"), _Transfer(_TRANSFER)
     plugin.npu, plugin.contrib, plugin.__version__ = module, contrib, "2.13.0+simulated"  # type: ignore[attr-defined]
+    for name, function in npu_functions().items():
+        setattr(plugin, name, function)
     for each in (module, plugin, contrib, transfer):
         sys.modules[each.__name__] = each
     return module
@@ -58,4 +61,10 @@ def _say_npu_for_cuda() -> None:
     for name, value in vars(torch.npu).items():
         if not name.startswith("__"):
             setattr(torch.cuda, name, value)
+            for part in (
+                torch.cuda.random,
+                torch.cuda.memory,
+            ):  # libraries reach for these by their full names
+                if hasattr(part, name):
+                    setattr(part, name, value)
     torch.Tensor.is_cuda = torch.Tensor.is_npu  # type: ignore[attr-defined, method-assign]
