@@ -183,7 +183,7 @@ def _aim_functional_collectives() -> None:
     """Torch's own C++ makes their results; it must make them on the card of their inputs."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     for full_name in torch._C._dispatch_get_all_op_names():
-        if full_name.startswith("_c10d_functional::"):
+        if full_name.startswith("_c10d_functional::") and not full_name.endswith("_wrap_tensor_autograd"):
             _functional.impl(full_name.partition("::")[2], _aimed(full_name, keys), "PrivateUse1")
 
 

@@ -46,6 +46,7 @@ def install_tensor_methods() -> None:
     Tensor.pin_memory = lambda self, device=None: self  # type: ignore[assignment]
     Tensor.is_pinned = lambda self, device=None: _device_of(self).type == "cpu"  # type: ignore[assignment]
     Tensor.share_memory_ = _unless_simulated(Tensor.share_memory_)  # type: ignore[assignment]
+    Tensor._make_wrapper_subclass = staticmethod(_wrapping(Tensor._make_wrapper_subclass))  # type: ignore[method-assign]
 
 
 def _device_of(self: Tensor) -> torch.device:
@@ -54,6 +55,17 @@ def _device_of(self: Tensor) -> torch.device:
         return device
     sim = sim_of(self)
     return sim.device if sim is not None else world.default_device
+
+
+def _wrapping(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A wrapper of simulated tensors is of their backend inside torch, whatever device the program names."""
+
+    def make_wrapper_subclass(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        if device is not None and resolve_device(device) in world.index_of_device:
+            device = store.SIM
+        return original(*args, **kwargs, **({} if device is None else {"device": device}))
+
+    return make_wrapper_subclass
 
 
 def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
