@@ -88,7 +88,11 @@ def _disagreement(one: Voice, other: Voice, index: int, is_same_group: bool) -> 
         return "kind"
     if is_same_group and _differ(a.root, b.root):
         return "root"
-    if _expects_other(a, b, other.positions) or _expects_other(b, a, one.positions):
+    if (
+        _have_other_lists(a, b)
+        or _expects_other(a, b, other.positions)
+        or _expects_other(b, a, one.positions)
+    ):
         return "count"
     if _differ(a.dtype, b.dtype):
         return "dtype"
@@ -97,6 +101,10 @@ def _disagreement(one: Voice, other: Voice, index: int, is_same_group: bool) -> 
 
 def _differ(a: object, b: object) -> bool:
     return a is not None and b is not None and a != b
+
+
+def _have_other_lists(a: Call, b: Call) -> bool:
+    return min(len(a.shares), len(b.shares)) > 1 and a.shares != b.shares
 
 
 def _expects_other(call: Call, peer: Call, positions: tuple[int, ...]) -> bool:
@@ -118,9 +126,6 @@ def collective_sentence(found: Difference, group: tuple[int, ...]) -> str:
         silent, loud, call = (found.one, found.other, b) if a is None else (found.other, found.one, a)
         return f"{silent} never calls the {_text(call)} that {loud} calls{_at(call)} {place}: {_HANG}"
     texts = [_text(call, found.what) for call in (a, b)]
-    if texts[0] == texts[1]:  # lists of uneven shares, of which one entry is wrong
-        wrong = found.one if _expects_other(a, b, found.other.positions) else found.other
-        texts[wrong is found.other] += f" in shares of {_numbers((a, b)[wrong is found.other].shares)}"
     end = _GARBAGE if found.what in ("dtype", "reduction") else _HANG
     return f"{found.one} calls {texts[0]}{_at(a)} {place} where {found.other} calls {texts[1]}{_at(b)}: {end}"
 
@@ -155,6 +160,8 @@ def _text(call: Call | None, what: str = "") -> str:
         text += f" ({call.reduction})"
     if call.n_elements is not None or (what == "dtype" and call.dtype):
         text += f" of {_amount(call)}"
+    if what == "count" and len(set(call.shares)) > 1:
+        text += f" in shares {_list(call.shares)}"
     if what == "root":
         text += f" with root {call.root:,}"
     return text
@@ -175,10 +182,10 @@ def _ordinal(n: int) -> str:
 
 
 def _ranks(group: tuple[int, ...]) -> str:
-    if len(group) <= _LONGEST_LIST:
-        return f"[{_numbers(group)}]"
-    return f"[{_numbers(group[:3])}, ..., {group[-1]}] of {len(group):,} ranks"
+    return _list(group) if len(group) <= _LONGEST_LIST else f"{_list(group)} of {len(group):,} ranks"
 
 
-def _numbers(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values))
+def _list(values: tuple[int, ...]) -> str:
+    if len(values) <= _LONGEST_LIST:
+        return f"[{', '.join(map(str, values))}]"
+    return f"[{', '.join(map(str, values[:3]))}, ..., {values[-1]}]"

@@ -20,6 +20,8 @@ __all__ = ["digest_of"]
 
 _OF_STORAGE = (Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.MARK)
 
+_WITH_PARTNER = ("c10d.send", "c10d.recv")
+
 
 def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
     """The digest of a recording; `group_sizes` gives the number of members by group id."""
@@ -51,6 +53,7 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
         _in_order_of_use(np.where(has_place, columns["stream"][rows], 0), default=0),
         _in_order_of_use(np.where(has_place, device[rows], -1), default=-1),
         _groups(columns["extra"][rows[is_call]], group_sizes),
+        _partners(recording, columns["value"][rows[is_call]]),
     ):
         hashed.update(np.ascontiguousarray(column))
     return hashed.hexdigest()
@@ -94,6 +97,14 @@ def _groups(ids: np.ndarray, group_sizes: Mapping[int, int]) -> np.ndarray:
     """Which of the rank's groups each call is in, by order of use, and how many members it has."""
     sizes = np.array([group_sizes.get(id, 0) for id in ids.tolist()], np.int64)
     return np.stack([_in_order_of_use(ids, default=-1), sizes])
+
+
+def _partners(recording: Recording, signatures: np.ndarray) -> np.ndarray:
+    """With which of the rank's partners each send and receive is, by order of use: who it is does not matter."""
+    texts = [s.scalars if s.name in _WITH_PARTNER else "" for s in recording.signatures]
+    words = [next((w for w in text.split() if w.startswith("peer=")), "") for text in texts]
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(["", *words]))}
+    return _in_order_of_use(np.array([numbers[w] for w in words], np.int64)[signatures], default=0)
 
 
 def _signatures(recording: Recording) -> np.ndarray:

@@ -9,7 +9,7 @@ own calls there count; otherwise its calls in the group that lies in the mesh as
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from windtunnel.cluster.differences import (
@@ -109,38 +109,44 @@ def _in_group(
 ) -> Difference | None:
     """The earliest call of a group's first simulated member that some other member does not answer."""
     members = key[0]
-    positions: dict[int, list[int]] = {}  # of those a simulated rank speaks for
-    absent: dict[int, int] = {}  # a simulated rank outside the group -> the first member it stands for
+    inside = set(members)
+    positions: dict[int, list[int]] = {}  # in the group, of those each simulated rank speaks for
     for position, rank in enumerate(members):
         speaker = rank if rank in cast else representative.get(rank, rank)
         if speaker in cast:
             positions.setdefault(speaker, []).append(position)
-            absent.setdefault(speaker, rank)
-    present = sorted(positions.keys() & set(members))
-    first = present[0]
-    one = Voice(first, cast[first].talk, cast[first].line(key), tuple(positions[first]))
-    differences = []
+    if not inside & positions.keys():
+        return None
+    first = cast[min(inside & positions.keys())]
+    one = Voice(first.talk.rank, first.talk, first.line(key), tuple(positions[first.talk.rank]))
+    found = []
     for speaker, places in positions.items():
         part = cast[speaker]
-        if speaker in members:
+        if speaker in inside:
             other = Voice(speaker, part.talk, part.line(key), tuple(places))
-            differences.append(find_difference(one, other, is_same_group=True))
+            found.append(find_difference(one, other, is_same_group=True))
         else:
-            like = part.like(members)
-            nth = cast[first].like(members).index(cast[first].index_of[key])
-            others = [
-                Voice(absent[speaker], part.talk, part.talk.collectives[i], tuple(places)) for i in like
-            ]
-            differences.append(_from_elsewhere(one, others, nth))
-    return min((d for d in differences if d is not None), key=lambda d: d.index, default=None)
+            nth = first.like(members).index(first.index_of[key]) if key in first.index_of else 0
+            silent = Voice(members[places[0]], part.talk, _SILENCE, tuple(places))
+            found.append(_from_elsewhere(one, silent, part.like(members), nth))
+    return min((d for d in found if d is not None), key=lambda d: d.index, default=None)
 
 
-def _from_elsewhere(one: Voice, others: list[Voice], nth: int) -> Difference | None:
-    """Compare with a rank outside the group, by its groups that lie alike; one that fits is enough."""
-    found = [find_difference(one, other, is_same_group=False) for other in others]
-    if not found or None in found:
+def _from_elsewhere(one: Voice, other: Voice, alike: list[int], nth: int) -> Difference | None:
+    """Compare with a rank whose voice was recorded in another group: the nth of those that lie in the mesh alike.
+
+    Which group answers to which is a guess, so any of the same size that fits is enough.
+    """
+    if not alike:
         return None
-    return found[min(nth, len(found) - 1)]
+    lines, groups = other.talk.collectives, other.talk.groups
+    size = len(groups[alike[0]])
+    found = {
+        i: find_difference(one, replace(other, line=lines[i]), is_same_group=False)
+        for i, group in enumerate(groups)
+        if len(group) == size
+    }
+    return None if None in found.values() else found[alike[min(nth, len(alike) - 1)]]
 
 
 # -- sends and receives ---------------------------------------------------------------------------------------
