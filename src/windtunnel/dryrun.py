@@ -18,15 +18,10 @@ from typing import Any
 
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank import OUR_BUG, simulate_rank
-from windtunnel.commands.simulation import (
-    RunRequest,
-    check_request,
-    conf_of_environment,
-    prepare_folder,
-    simulate,
-    summarise,
-    task_of,
-)
+from windtunnel.commands.rank_analysis import analyse_rank
+from windtunnel.commands.request import RunRequest, check_request, conf_of_environment, task_of
+from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.simulation import simulate, summarise
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.result import RunResult
@@ -90,9 +85,11 @@ def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
     prepare_folder(folder, force=True)
     request = replace(request, folder=folder)
     if not callable(fn_or_script):
-        return simulate(request, lambda rank, kind, value: None).result
-    task = task_of(request, request.ranks[0])
-    return summarise(request, [task], [_fork(task, fn_or_script)]).result
+        return simulate(request, lambda rank, line: None, lambda progress: None).result
+    (rank,) = request.ranks or (0,)
+    task = task_of(request, rank)
+    finding = analyse_rank(request, task, _fork(task, fn_or_script))
+    return summarise(request, {rank: finding}, {rank: rank}).result
 
 
 def _fork(task: RankTask, program: Callable[[], Any]) -> int:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from tests.commands.cli import COMMAND, SCRIPTS, environment, read_json, windtunnel
-from windtunnel.commands.rank_process import whole_lines
+from windtunnel.commands.local_executor import whole_lines
 from windtunnel.commands.screen import harmless
 from windtunnel.events.file import read_recording
 

@@ -1,33 +1,38 @@
 """Run one simulated rank in this process (internal: `windtunnel run` starts it).
 
-TASK.json PROGRESS_FD ──> the script on the simulated device ──> recording, exit code
+RankTask, line to whoever runs it ──> the script on the simulated device ──> recording, exit code
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from windtunnel.capture.mail import Mail
 from windtunnel.capture.task import RankTask
+from windtunnel.commands.rank_line import RankLine
 from windtunnel.errors import WindtunnelError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
 from windtunnel.memory.live import LiveMemory
 
-__all__ = ["CANNOT_RECORD", "OUR_BUG", "simulate_rank", "start"]
+__all__ = ["CANNOT_RECORD", "OUR_BUG", "be_rank", "simulate_rank", "start"]
 
 OUR_BUG, CANNOT_RECORD = 70, 74  # exit codes no script is likely to choose (those of sysexits.h)
 
 
 def simulate_rank(
-    task: RankTask, program: Callable[[], Any] | None, on_step: Callable[[int], None] | None
+    task: RankTask,
+    program: Callable[[], Any] | None,
+    on_step: Callable[[int], None] | None,
+    mail: Mail | None = None,
 ) -> int:
     """Simulate a rank; returns 0 if the program ended well, 3 if not, or one of the codes above."""
     writers: list[RecordingWriter] = []
@@ -37,7 +42,9 @@ def simulate_rank(
         _flush_on_sudden_exit(writer)
         return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
 
-    outcome = load("capture", "rank", "torch").run_rank(task, make_counters, program, on_step)
+    run_rank = load("capture", "rank", "torch").run_rank
+    with_mail = {"mail": mail} if "mail" in run_rank.__code__.co_varnames else {}
+    outcome = run_rank(task, make_counters, program, on_step, **with_mail)
     failures = [writer.failure for writer in writers if writer.failure]
     if failures:
         print(f"windtunnel: {failures[0]}", file=sys.stderr)
@@ -57,17 +64,20 @@ def _flush_on_sudden_exit(writer: RecordingWriter) -> None:
     os._exit = _exit  # type: ignore[assignment]
 
 
-def _run_task(task_file: str, progress: int) -> int:
-    task = RankTask.from_json(Path(task_file).read_text(encoding="utf-8"))
+def be_rank(task: RankTask, line: Connection) -> NoReturn:
+    """Simulate the rank, and leave this process."""
+    leave = os._exit
+    os.set_inheritable(line.fileno(), False)  # programs the script starts do not need it
+    code = _run_task(task, RankLine(line))
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the script may have closed it
+            stream.flush()
+    leave(code)  # nothing of the simulated torch needs a tidy shutdown, and it can take seconds
 
-    def on_step(n_steps: int) -> None:
-        try:
-            os.write(progress, b"%d\n" % n_steps)
-        except BrokenPipeError:
-            signal.raise_signal(signal.SIGINT)  # windtunnel is gone: nobody waits for this rank
 
+def _run_task(task: RankTask, line: RankLine) -> int:
     try:
-        return simulate_rank(task, None, on_step)
+        return simulate_rank(task, None, line.step, line)
     except WindtunnelError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return error.exit_code
@@ -77,10 +87,6 @@ def _run_task(task_file: str, progress: int) -> int:
 
 
 def start() -> None:
-    """The program of a rank's process."""
-    leave = os._exit
-    code = _run_task(sys.argv[1], int(sys.argv[2]))
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the script may have closed it
-            stream.flush()
-    leave(code)  # nothing of the simulated torch needs a tidy shutdown, and it can take seconds
+    """The program of a rank in an interpreter of its own: TASK.json LINE_FD."""
+    task = RankTask.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    be_rank(task, Connection(int(sys.argv[2])))

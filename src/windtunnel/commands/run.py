@@ -13,15 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
+from windtunnel.commands.run_folder import prepare_folder
 from windtunnel.commands.screen import Screen
-from windtunnel.commands.simulation import (
-    RunRequest,
-    Simulation,
-    check_request,
-    conf_of_environment,
-    prepare_folder,
-    simulate,
-)
+from windtunnel.commands.simulation import Simulation, simulate
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import report_text
@@ -42,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="R", help="simulate this rank only")
     which.add_argument(
-        "--ranks", default="auto", metavar="WHICH", help="auto, all, or a list such as 0,3,8-15"
+        "--ranks",
+        default="auto",
+        metavar="WHICH",
+        help="auto (default: one of each kind of ranks), all, or a list such as 0,3,8-15",
     )
     add("--steps", type=int, metavar="N", help="stop cleanly after N optimizer steps")
     add(
@@ -60,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for the run's files (default windtunnel-out)",
     )
     add("--json", action="store_true", help="print report.json instead of tables")
-    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="ranks simulated at the same time")
+    add("--jobs", type=int, metavar="N", help="ranks simulated at the same time (default: number of cores)")
+    add(
+        "--executor",
+        default="local",
+        metavar="WHERE",
+        help="local (default), ray, or ray:ADDRESS of a cluster",
+    )
     add("--force", action="store_true", help="replace an earlier run in --out")
     add(
         "-v",
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     prepare_folder(request.folder, args.force)
     console = Console(stderr=args.json, highlight=False)
     with Screen(console, request, shows_every_rank=args.verbose) as screen:
-        simulation = simulate(request, screen.listen)
+        simulation = simulate(request, screen.on_line, screen.watch)
     screen.show_failures(simulation.result)
     try:
         if args.json:
@@ -137,6 +141,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
         writes_snapshot=args.snapshot,
         folder=Path(args.out),
         n_jobs=args.jobs,
+        executor=args.executor,
     )
     check_request(request)
     return request
@@ -176,11 +181,17 @@ def _check_module(name: str) -> None:
         path = list(spec.submodule_search_locations or [])
 
 
-def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...]:
+def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...] | None:
+    """The ranks asked for; None if they are to be found."""
+    launched = [rank for rank in (_env_int("RANK_ID"), _env_int("RANK")) if rank is not None]
     if args.rank is not None:
         chosen = [args.rank]
+    elif args.ranks == "auto" and launched:
+        chosen = launched[:1]
+    elif args.ranks == "auto" and world_size > 1:
+        return None
     elif args.ranks == "auto":
-        chosen = [_first(_env_int("RANK_ID"), _env_int("RANK"), 0)]
+        chosen = [0]
     elif args.ranks == "all":
         chosen = list(range(world_size))
     else:

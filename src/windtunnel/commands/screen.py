@@ -1,9 +1,9 @@
 """What a person sees while ranks run: the script's own lines, and one line of progress below them.
 
-    (rank, "line" | "step", value) ──> Screen ──> terminal
+    lines of a rank, WorldProgress ──> Screen ──> terminal
 
-Progress is drawn only on a terminal and vanishes at the end. Lines are made harmless for the terminal here;
-run.log has them as the script wrote them.
+Progress is drawn on a terminal and vanishes at the end; without one, a run of many ranks says a line on stderr now
+and then. Lines are made harmless for the terminal here; run.log has them as the script wrote them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from windtunnel.commands.simulation import RunRequest
+from windtunnel.commands.request import RunRequest
+from windtunnel.commands.world import WorldProgress
 from windtunnel.report.result import RunResult
 
 __all__ = ["Screen", "harmless"]
 
 _REFRESHES_PER_S = 8
+_SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
+_RUNNING_NAMED = 4  # ranks
 _LONGEST = 2000  # characters of a line; run.log has the rest
 _TAIL_LINES = 40  # of a failed rank that was not shown
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[^\[]")  # all but colours
@@ -41,9 +44,11 @@ class Screen:
     def __init__(self, console: Console, request: RunRequest, *, shows_every_rank: bool) -> None:
         self._console = console
         self._request = request
-        self._shown = set(request.ranks) if shows_every_rank else {request.ranks[0]}
-        self._steps: dict[int, int] = {}
+        self._shown = None if shows_every_rank else {request.ranks[0] if request.ranks else 0}
+        self._is_one_rank = request.ranks is not None and len(request.ranks) == 1
+        self._world: WorldProgress | None = None
         self._started = time.monotonic()
+        self._has_ended = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
         self._live = Live(
@@ -58,24 +63,29 @@ class Screen:
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
             self._live.start()
+        elif not self._is_one_rank:
+            threading.Thread(target=self._say_now_and_then, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended.set()
         if self._console.is_terminal:
             self._live.stop()
 
-    def listen(self, rank: int, kind: str, value: Any) -> None:
-        if kind == "step":
-            self._steps[rank] = value
-        elif rank in self._shown:
-            self._write(f"[rank {rank}] {value}" if len(self._request.ranks) > 1 else value)
+    def watch(self, world: WorldProgress) -> None:
+        """From now on, this is what progress is about."""
+        self._world = world
+
+    def on_line(self, rank: int, text: str) -> None:
+        if self._shown is None or rank in self._shown:
+            self._write(text if self._is_one_rank else f"[rank {rank}] {text}")
 
     def show_failures(self, result: RunResult) -> None:
         """The end of the log of the first failed rank, when its output was not shown as it came."""
         failed = [rank.rank for rank in result.ranks if rank.status == "failed"]
-        if not failed or set(failed) & self._shown:
+        if not failed or self._shown is None or set(failed) & self._shown:
             return
         with suppress(OSError):
             log = Path(self._request.folder) / f"rank{failed[0]}" / "run.log"
@@ -104,15 +114,39 @@ class Screen:
             except (OSError, ValueError):
                 self.close_stdout()
 
+    def _say_now_and_then(self) -> None:
+        while not self._has_ended.wait(_SECONDS_BETWEEN_LINES):
+            with suppress(OSError, ValueError):
+                print(f"windtunnel: {self._progress().plain}", file=sys.stderr, flush=True)
+
     def _progress(self) -> Text:
-        request = self._request
-        n = len(request.ranks)
-        what = f"rank {request.ranks[0]}" if n == 1 else f"{n} ranks"
-        of = f" of {request.world_size}" if request.world_size > 1 else ""
-        done = sum(self._steps.values())
-        wanted = f" of {request.max_steps * n}" if request.max_steps else ""
+        request, world = self._request, self._world
         seconds = time.monotonic() - self._started
-        return Text(f"simulating {what}{of} on {request.device.id}: {done}{wanted} steps, {seconds:.0f} s")
+        n_steps = sum(world.steps.values()) if world is not None else 0
+        if self._is_one_rank or world is None:
+            what = f"rank {request.ranks[0]}" if request.ranks else "ranks"
+            of = f" of {request.world_size}" if request.world_size > 1 else ""
+            wanted = f" of {request.max_steps}" if request.max_steps else ""
+            return Text(
+                f"simulating {what}{of} on {request.device.id}: {n_steps}{wanted} steps, {seconds:.0f} s"
+            )
+        parts = [f"{world.n_done} of {world.n_known} ranks done"]
+        if request.ranks is None:
+            n_classes = len(world.classes)
+            parts.append(f"{n_classes} kind{'' if n_classes == 1 else 's'} of work found")
+        parts += [f"{n_steps} steps", f"{seconds:.0f} s"]
+        if (left := world.seconds_left) is not None:
+            parts.append(f"about {left:.0f} s left")
+        return Text(f"simulating {request.world_size} ranks: {', '.join(parts)}{_running(world)}")
+
+
+def _running(world: WorldProgress) -> str:
+    ranks = sorted(world.running)
+    if not ranks:
+        return ""
+    more = f" and {len(ranks) - _RUNNING_NAMED} more" if len(ranks) > _RUNNING_NAMED else ""
+    waiting = f", {world.n_waiting} waiting for mail" if world.n_waiting else ""
+    return f" (running: {', '.join(map(str, ranks[:_RUNNING_NAMED]))}{more}{waiting})"
 
 
 class _Late:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.cluster.matching import Mismatch
 from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -38,6 +39,7 @@ def report_text(result: RunResult) -> str:
         "device": asdict(result.device),
         "allocator": result.allocator,
         "ranks": [_rank_document(rank) for rank in result.ranks],
+        "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
     }
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
@@ -73,6 +75,9 @@ def read_report(path: Path) -> RunResult:
             device=DeviceResult(**document["device"]),
             allocator=document["allocator"],
             ranks=tuple(_rank_of(rank) for rank in document["ranks"]),
+            mismatches=tuple(
+                Mismatch(tuple(found["ranks"]), found["sentence"]) for found in document.get("mismatches", ())
+            ),
         )
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None

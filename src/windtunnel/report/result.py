@@ -1,7 +1,8 @@
 """What a run found, as records: exactly the fields of report.json.
 
     RankMemory (one per simulated rank) ──> RankResult ──┐
-    ranks that do the same work ────> same_as ───────────┴──> RunResult ──> json_file, terminal, picture
+    ranks that do the same work ────> same_as ───────────┼──> RunResult ──> json_file, terminal, picture
+    Mismatch (calls that do not meet) ───────────────────┘
 
 Nothing here depends on how the numbers were found; every output is made from these records alone.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from windtunnel.cluster.matching import Mismatch
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -87,6 +89,7 @@ class RunResult:
     device: DeviceResult
     allocator: str
     ranks: tuple[RankResult, ...]
+    mismatches: tuple[Mismatch, ...] = ()  # ranks that would wait for each other for ever
 
     @property
     def fits(self) -> bool:

@@ -1,0 +1,83 @@
+"""Analyse ended ranks and draw their pictures in processes beside the ranks that still run.
+
+    RankTask, exit code ──> a fork of the nursery ──> Analysed, in the queue of events
+
+Without a nursery the work is done here, in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from windtunnel.capture.task import RankTask
+from windtunnel.commands.executor import Analysed, Events
+from windtunnel.commands.nursery import Nursery, NurseryClosed
+from windtunnel.commands.rank import OUR_BUG
+from windtunnel.commands.rank_analysis import Finding, analyse_rank, draw_pictures
+from windtunnel.commands.request import RunRequest
+from windtunnel.report.result import DeviceResult, RankResult, failed_rank
+
+__all__ = ["Analysts"]
+
+
+class Analysts:
+    """Everything that is computed from recordings, several at a time."""
+
+    def __init__(self, request: RunRequest, events: Events, nursery: Nursery) -> None:
+        self._request = request
+        self._events = events
+        self._nursery = nursery
+
+    def analyse(self, task: RankTask, code: int) -> None:
+        """Answered by an `Analysed` event."""
+        threading.Thread(target=self._analyse, args=(task, code), daemon=True).start()
+
+    def draw(self, ranks: Mapping[int, RankResult], n_jobs: int) -> dict[int, tuple[str, ...]]:
+        """Draw these ranks; returns what to note about each."""
+        device = DeviceResult(self._request.device.id, self._request.device.memory_bytes)
+
+        def draw_one(result: RankResult) -> tuple[str, ...]:
+            folder = self._request.folder / f"rank{result.rank}"
+            if len(ranks) == 1:
+                return draw_pictures(folder, result, device)
+            notes = self._work("draw", (folder.resolve(), result, device), folder)
+            return ("the picture could not be drawn: see run.log",) if notes is None else notes
+
+        with ThreadPoolExecutor(max_workers=n_jobs) as pool:
+            return dict(zip(ranks, pool.map(draw_one, ranks.values()), strict=True))
+
+    def _analyse(self, task: RankTask, code: int) -> None:
+        finding = self._work("analyse", (self._request, task, code), Path(task.folder))
+        if finding is None:
+            sentence = f"windtunnel could not analyse the recording: please report {task.folder}/run.log"
+            finding = Finding(failed_rank(task.rank, sentence), None, code or OUR_BUG)
+        self._events.put(Analysed(task.rank, finding))
+
+    def _work(self, kind: str, what: tuple[Any, ...], folder: Path) -> Any:
+        """The answer; None if the process that worked on it died, its traceback in the rank's log."""
+        ours, theirs = socket.socketpair()
+        with Connection(ours.detach()) as line, theirs, _log(folder) as log:
+            try:
+                self._nursery.fork(kind, what, theirs.fileno(), log.fileno())
+            except NurseryClosed:
+                return {"analyse": analyse_rank, "draw": draw_pictures}[kind](*what)
+            theirs.close()  # or the end of the child would not be the end of the line
+            with suppress(EOFError, OSError):
+                return pickle.loads(line.recv_bytes())
+        return None
+
+
+def _log(folder: Path) -> Any:
+    try:
+        return (folder / "run.log").open("ab", buffering=0)
+    except OSError:
+        return open(os.devnull, "wb", buffering=0)

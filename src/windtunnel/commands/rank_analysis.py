@@ -1,0 +1,191 @@
+"""What one rank's recording says: its memory, what it told other ranks, how its script ended.
+
+    RankTask, exit code ──> recording ──> RankMemory, RankTalk ──> Finding (and CSV, snapshot); pictures later
+
+Runs in a process of its own for every rank (a fork of the nursery), or in the caller's where there is none.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.capture.task import RankTask
+from windtunnel.cluster.talk import RankTalk, talk_of
+from windtunnel.commands.executor import INTERRUPTED
+from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
+from windtunnel.commands.request import RunRequest
+from windtunnel.errors import CorruptFile, MissingFramework
+from windtunnel.events.file import read_recording
+from windtunnel.events.model import Kind, Recording
+from windtunnel.memory import Allocator
+from windtunnel.memory.analysis import RankMemory, analyse_memory
+from windtunnel.memory.memory_block_file import write_memory_block
+from windtunnel.memory.snapshot_file import write_snapshot
+from windtunnel.report.picture import draw_picture
+from windtunnel.report.result import DeviceResult, RankResult, UnknownValue, build_times, rank_result
+from windtunnel.units import format_bytes
+
+__all__ = ["Finding", "analyse_rank", "draw_pictures"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one simulated rank."""
+
+    result: RankResult
+    talk: RankTalk | None  # None if the rank did not come to its end
+    code: int
+
+
+def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
+    """Read the recording of a rank that ended with this exit code."""
+    result = RankResult(
+        rank=task.rank,
+        status="ok",
+        device_memory_bytes=request.device.memory_bytes,
+        usable_memory_bytes=request.device.usable_bytes,
+    )
+    try:
+        recording = read_recording(task.recording_path)
+    except CorruptFile:
+        return Finding(replace(result, status="failed", error=_last_words(task, code)), None, code)
+    outcome = recording.footer
+    if request.level >= 1 and len(recording):
+        result = _measure(request, task, recording)
+    steps = int((recording.columns["kind"] == Kind.STEP).sum())
+    error = _error(outcome, task, code)
+    result = replace(
+        result,
+        status="failed" if error else result.status,
+        steps=steps,
+        error=error,
+        build_time_us=build_times(recording),
+        unknown_values=tuple(
+            UnknownValue(u["where"], u["what"], u["value"], u["count"])
+            for u in outcome.get("unknown_values", ())
+        ),
+        notes=(*result.notes, *outcome.get("notices", ()), *_remarks(request, steps, error)),
+    )
+    talk = talk_of(recording, task.rank, task.world_size) if error is None and task.world_size > 1 else None
+    return Finding(result, talk, code)
+
+
+def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tuple[str, ...]:
+    """Draw a rank's memory over time; returns what to note about it."""
+    try:
+        for name in ("memory.png", "memory.svg") if result.peak_bytes else ():
+            draw_picture(folder / name, result, device)
+    except MissingFramework as error:
+        return (f"no picture was drawn: {error}",)
+    except OSError as error:
+        return (f"not every file of rank {result.rank} could be written: {error.strerror or error}",)
+    return ()
+
+
+def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankResult:
+    def make_allocator(device_bytes: int | None) -> Any:
+        version = ".".join(str(recording.header.get("torch", "2.13")).split(".")[:2])
+        return Allocator.from_spec(
+            request.allocator, torch=version, conf=request.allocator_conf, device_bytes=device_bytes
+        )
+
+    usable = request.device.usable_bytes if request.device.kind != "cpu" else None
+    own = task.local_rank if request.device.kind != "cpu" else 0
+    cards = {card: analyse_memory(recording, make_allocator, usable, card) for card in _cards(recording, own)}
+    device = max(cards, key=lambda card: cards[card].peak_with_fragments_bytes)  # the tightest card decides
+    memory = cards.pop(device)
+    result = rank_result(task.rank, memory, request.device.memory_bytes)
+    result = replace(result, notes=(*result.notes, *_card_notes(task.rank, own, device, cards)))
+    folder = Path(task.folder)
+    try:
+        if request.writes_blocks:
+            write_memory_block(folder / "memory_block.csv", recording, make_allocator(None), device)
+        if request.writes_snapshot:
+            write_snapshot(folder / "snapshot.pickle", recording, make_allocator(None), device)
+    except OSError as error:
+        note = f"not every file of rank {task.rank} could be written: {error.strerror or error}"
+        return replace(result, notes=(*result.notes, note))
+    return result
+
+
+def _cards(recording: Recording, own: int) -> list[int]:
+    """The cards this rank allocates on; its own if it allocates on none."""
+    columns = recording.columns
+    return np.unique(columns["device"][columns["kind"] == Kind.ALLOC]).tolist() or [own]
+
+
+def _card_notes(rank: int, own: int, device: int, others: dict[int, RankMemory]) -> list[str]:
+    """What a reader of one card's numbers must know about the rank's other cards."""
+    notes = []
+    if own != device and own not in others:
+        notes.append(f"rank {rank} allocates on card {device}, not on its own, {own}: is set_device missing?")
+    elif others:
+        notes.append(f"the numbers are of card {device}, the tightest of {len(others) + 1}")
+    for card, memory in sorted(others.items()):
+        peak, reserved = format_bytes(memory.peak_bytes), format_bytes(memory.peak_with_fragments_bytes)
+        notes.append(f"card {card}: {peak} live, {reserved} with fragments")
+    return notes
+
+
+# -- how it ended ------------------------------------------------------------------------------------------
+
+
+def _error(outcome: dict[str, Any], task: RankTask, code: int) -> str | None:
+    """None if the script ended well."""
+    if code == INTERRUPTED or not outcome:
+        return None if code == 0 else _last_words(task, code)
+    if outcome["status"] == "interrupted":
+        return "the script raised KeyboardInterrupt by itself"
+    if outcome["status"] == "failed":
+        where = f" (at {outcome['where']})" if outcome.get("where") else ""
+        return f"{outcome['error']}{where}"
+    return None
+
+
+def _last_words(task: RankTask, code: int) -> str:
+    """Why a process left no word of its own."""
+    if code == INTERRUPTED:
+        return "interrupted; what ran before is reported"
+    if code == -signal.SIGKILL:
+        return (
+            "the script was killed (SIGKILL), on Linux often because this machine ran out of memory;"
+            " what it recorded before is reported"
+        )
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"the script crashed ({name}); what it recorded before is reported"
+    if code == CANNOT_RECORD:
+        return _last_line(task) or f"cannot write {task.recording_path}: is the disk full?"
+    if code == OUR_BUG:
+        return f"windtunnel itself failed, which is a bug: please report {task.folder}/run.log"
+    if not task.recording_path.exists():
+        return _last_line(task) or f"rank {task.rank} did not start (exit code {code})"
+    return f"the script left Python at once with exit code {code} (os._exit)"
+
+
+def _last_line(task: RankTask) -> str:
+    try:
+        lines = (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("windtunnel: ") for line in reversed(lines) if line.strip()), "")
+
+
+def _remarks(request: RunRequest, steps: int, error: str | None) -> list[str]:
+    found = []
+    if steps == 0 and error is None:
+        found.append("the script never took an optimizer step: the memory is of what it did run")
+    elif steps in (1, 2) and request.level >= 1 and error is None:
+        found.append(
+            "fewer than 3 optimizer steps ran: optimizer state is born in step 1, so the peak may come later"
+        )
+    if request.is_list and request.ranks:
+        found.append(
+            f"{len(request.ranks)} of {request.world_size} ranks were simulated: choose others with --ranks"
+        )
+    return found

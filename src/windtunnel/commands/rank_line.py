@@ -1,0 +1,97 @@
+"""The line between a simulated rank and whoever runs it: steps and mail, both ways, over one socket.
+
+    rank: RankLine.step, post, fetch ──> messages ──> read_messages: the executor
+                              fetch <── answer ────── answer
+
+A message is a line of JSON and, after it, bytes. A rank whose line is cut was left alone and interrupts itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from windtunnel.commands.executor import Fetch, Post, Step
+from windtunnel.errors import ScriptError
+from windtunnel.units import MIB, format_bytes
+
+__all__ = ["LARGEST_LETTER", "RankLine", "answer", "read_messages"]
+
+LARGEST_LETTER = 64 * MIB  # objects a program exchanges are small; bulk data is never sent by mail
+
+
+class RankLine:
+    """The rank's end of the line; it is the `Mail` of the simulated world."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._owner = os.getpid()  # workers the script forks share the socket, but must not talk on it
+
+    def step(self, n_steps: int) -> None:
+        self._send({"kind": "step", "n": n_steps})
+
+    def post(self, key: str, payload: bytes) -> None:
+        if len(payload) > LARGEST_LETTER:
+            raise ScriptError(
+                f"an object of {format_bytes(len(payload))} is sent to another rank, and at most"
+                f" {format_bytes(LARGEST_LETTER)} can be",
+                hint="send tensors as tensors: only their shapes travel in a dry run",
+            )
+        self._send({"kind": "post", "key": key}, payload)
+
+    def fetch(self, key: str, sender: int) -> bytes | None:
+        if os.getpid() != self._owner:
+            return None
+        with self._lock:
+            self._send_now({"kind": "fetch", "key": key, "sender": sender}, b"")
+            try:
+                head, payload = _unpack(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                raise KeyboardInterrupt from None  # nobody is there any more
+        return payload if head["found"] else None
+
+    def _send(self, head: dict[str, Any], payload: bytes = b"") -> None:
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._send_now(head, payload)
+
+    def _send_now(self, head: dict[str, Any], payload: bytes) -> None:
+        try:
+            self._connection.send_bytes(_pack(head, payload))
+        except OSError:
+            signal.raise_signal(signal.SIGINT)  # windtunnel is gone: nobody waits for this rank
+
+
+def read_messages(connection: Connection, rank: int) -> Iterator[Step | Post | Fetch]:
+    """What the rank says, until it ends."""
+    while True:
+        try:
+            head, payload = _unpack(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        if head["kind"] == "step":
+            yield Step(rank, head["n"])
+        elif head["kind"] == "post":
+            yield Post(rank, head["key"], payload)
+        else:
+            yield Fetch(rank, head["key"], head["sender"])
+
+
+def answer(connection: Connection, payload: bytes | None) -> None:
+    """Give the rank what it asked for."""
+    connection.send_bytes(_pack({"found": payload is not None}, payload or b""))
+
+
+def _pack(head: dict[str, Any], payload: bytes) -> bytes:
+    return json.dumps(head).encode() + b"\n" + payload
+
+
+def _unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
+    head, _, payload = message.partition(b"\n")
+    return json.loads(head), payload
