@@ -260,6 +260,7 @@ def _install_accelerator(profile: DeviceProfile, n_devices: int, module: Any) ->
     accelerator = torch.accelerator
     accelerator.is_available = lambda: True  # type: ignore[assignment]
     accelerator.device_count = lambda: n_devices  # type: ignore[assignment]
+    torch._C._get_accelerator = lambda *args: torch.device(profile.kind)  # type: ignore[attr-defined]
     accelerator.current_accelerator = lambda check_available=False: torch.device(profile.kind)  # type: ignore[assignment]
     accelerator.current_device_index = module.current_device
     accelerator.current_device_idx = module.current_device

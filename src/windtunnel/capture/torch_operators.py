@@ -145,6 +145,15 @@ def _empty_strided(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     )
 
 
+@rule("new_empty")
+def _new_empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Sharding makes these by the thousand, nearly all without a single element."""
+    source, shape = args[0], tuple(args[1])
+    sim = sim_of(source) if kwargs.get("device") is None else None
+    device = sim.device if sim is not None else target_device()
+    return new_tensor(shape, strides_for(shape, None), kwargs.get("dtype") or source.dtype, device)
+
+
 def target_device() -> torch.device:
     return world.target or world.default_device
 
