@@ -42,9 +42,7 @@ def simulate_rank(
         _flush_on_sudden_exit(writer)
         return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
 
-    run_rank = load("capture", "rank", "torch").run_rank
-    with_mail = {"mail": mail} if "mail" in run_rank.__code__.co_varnames else {}
-    outcome = run_rank(task, make_counters, program, on_step, **with_mail)
+    outcome = load("capture", "rank", "torch").run_rank(task, make_counters, program, on_step, mail)
     failures = [writer.failure for writer in writers if writer.failure]
     if failures:
         print(f"windtunnel: {failures[0]}", file=sys.stderr)

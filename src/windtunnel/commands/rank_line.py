@@ -28,6 +28,8 @@ LARGEST_LETTER = 64 * MIB  # objects a program exchanges are small; bulk data is
 class RankLine:
     """The rank's end of the line; it is the `Mail` of the simulated world."""
 
+    is_alone = False
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ __all__ = ["Cell", "FittedTable", "plain_table", "shorten"]
 
 Cell = str | tuple[str, ...]
 
-_NUMBERS = ("bytes", "share", "count", "times", "time")
+_NUMBERS = ("bytes", "share", "count", "times", "time", "peak", "with fragments")
 _GAP, _NARROW_GAP = 3, 2  # between two columns
 _NARROWEST = 18  # of a shortened name
 

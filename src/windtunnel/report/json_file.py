@@ -86,6 +86,8 @@ def read_report(path: Path) -> RunResult:
 
 
 def _rank_document(rank: RankResult) -> dict[str, Any]:
+    if rank.status == "same_as":
+        return _short_document(rank)
     document = {f.name: getattr(rank, f.name) for f in fields(rank)}
     document["peak_at"] = asdict(rank.peak_at) if rank.peak_at else None
     document["at_peak_bytes"] = asdict(rank.at_peak_bytes)
@@ -96,6 +98,16 @@ def _rank_document(rank: RankResult) -> dict[str, Any]:
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
     document["notes"] = list(rank.notes)
     return document
+
+
+def _short_document(rank: RankResult) -> dict[str, Any]:
+    """The fixed fields only: what is told of the representative need not be told thousands of times."""
+    names = [f.name for f in fields(rank)]
+    document = {name: getattr(rank, name) for name in names[: names.index("error") + 1]}
+    document["peak_at"] = asdict(rank.peak_at) if rank.peak_at else None
+    document["at_peak_bytes"] = dict(rank.at_peak_bytes.items())
+    document["unknown_values"] = []
+    return document | {"fits": rank.fits}
 
 
 def _rank_of(document: dict[str, Any]) -> RankResult:

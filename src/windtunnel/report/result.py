@@ -143,6 +143,8 @@ def same_as(rank: int, representative: RankResult) -> RankResult:
         same_as=representative.rank,
         build_time_us={},
         unknown_values=(),
+        n_retries=0,
+        out_of_memory=None,
         at_peak_by_module=(),
         largest_at_peak=(),
         timeline=None,

@@ -1,6 +1,6 @@
 """The result of a run for a person at a terminal.
 
-    RunResult ──> show_run ──> five facts per rank, what holds the peak, memory over time, the verdict
+    RunResult ──> show_run ──> five facts per rank, all ranks, what holds the peak, memory over time, the verdict
 
 The command decides on which console. Plain facts come first, unstyled and unwrapped,
 so that programs which read the log of a dry run line by line find them.
@@ -20,6 +20,7 @@ from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
 from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
+from windtunnel.report.ranks_table import members_of, ranks_table
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
 from windtunnel.report.verdict import verdict
@@ -32,6 +33,8 @@ _MODULE_ROWS = 12
 _TENSOR_ROWS = 8
 _BUILD_ROWS = 5
 _UNKNOWN_ROWS = 10
+_MISMATCH_ROWS = 10
+_FEW_RANKS = 4  # whose facts are all shown
 _GRAPH_WIDTH = 96
 _GRAPH_MARGIN = 13  # for the sizes at its left
 _NARROWEST = 20
@@ -62,9 +65,13 @@ def pencils_for(stream: IO[str]) -> Pencils:
 
 def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
     """Everything about a run, the tightest rank in detail; of a failed run only what helps to mend it."""
-    parts: list[RenderableType] = [*_facts(result)]
+    members = members_of(result)
+    parts: list[RenderableType] = [*_facts(result, members)]
     rank = result.tightest
     has_failed = any(each.status == "failed" for each in result.ranks)
+    if len(members) > 1:
+        title = f"All {len(result.ranks)} ranks" if len(result.ranks) == result.world_size else "Ranks"
+        parts += _titled(title, ranks_table(result, members))
     if rank is not None and rank.peak_bytes:
         parts.append(_peak_line(rank))
         parts += _titled("What holds the memory at the peak", _role_table(rank, pencils))
@@ -79,24 +86,40 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
         parts += _titled("Longest to build", _build_table(rank))
     if rank is not None and rank.notes:
         parts += [Text(), *(Text(f"Note: {note}.") for note in rank.notes)]
-    colour = "bold green" if result.fits else "bold red"
+    parts += _mismatches(result)
+    colour = "bold green" if result.fits and not result.mismatches else "bold red"
     return Group(*parts, Text(), Text(verdict(result), style=colour))
 
 
-def _facts(result: RunResult) -> Iterator[RenderableType]:
-    for rank in result.ranks:
-        if rank.status == "same_as":
-            continue
+def _facts(result: RunResult, members: dict[int, list[int]]) -> Iterator[RenderableType]:
+    for rank in _in_full(result):
         if result.world_size > 1:
-            yield _plain(_rank_line(rank, result))
+            yield _plain(_rank_line(rank, result, len(members[rank.rank]) - 1))
         for line in five_facts(rank, result.device):
             yield _plain(line)
 
 
-def _rank_line(rank: RankResult, result: RunResult) -> str:
-    alike = sum(1 for other in result.ranks if other.same_as == rank.rank)
-    others = f" (and {alike} more that do the same)" if alike else ""
+def _in_full(result: RunResult) -> list[RankResult]:
+    """Every simulated rank of a few; of many the tightest, and the first that failed."""
+    simulated = [rank for rank in result.ranks if rank.status != "same_as"]
+    if len(simulated) <= _FEW_RANKS:
+        return simulated
+    failed = [rank for rank in simulated if rank.status == "failed"][:_FEW_RANKS]
+    return [rank for rank in simulated if rank is result.tightest or rank in failed]
+
+
+def _rank_line(rank: RankResult, result: RunResult, n_alike: int) -> str:
+    others = f" (and {n_alike} more that do the same)" if n_alike else ""
     return f"rank {rank.rank} of {result.world_size}{others}: {rank.status}"
+
+
+def _mismatches(result: RunResult) -> list[RenderableType]:
+    if not result.mismatches:
+        return []
+    shown = [Text(f"- {mismatch.sentence}") for mismatch in result.mismatches[:_MISMATCH_ROWS]]
+    if len(result.mismatches) > _MISMATCH_ROWS:
+        shown.append(Text(f"- (and {len(result.mismatches) - _MISMATCH_ROWS} more in report.json)"))
+    return [Text(), Text("Calls that do not meet: on a cluster this would hang", style="bold red"), *shown]
 
 
 def _plain(line: str) -> Text:

@@ -34,10 +34,12 @@ _WORDS = {
 
 
 def verdict(result: RunResult) -> str:
-    """One sentence about the tightest rank, or about the ranks that failed."""
+    """One sentence about the tightest rank, or about the ranks that failed or would wait for ever."""
     failed = [rank for rank in result.ranks if rank.status == "failed"]
     if failed:
         return _failure(failed, result.world_size)
+    if result.mismatches:
+        return _mismatch(result)
     rank = result.tightest
     if rank is None:
         return "Nothing was simulated."
@@ -60,6 +62,12 @@ def _failure(failed: list[RankResult], world_size: int) -> str:
         return f"Failed: {sentence}."
     others = f" ({_ranks(failed[1:])} failed as well)" if failed[1:] else ""
     return f"Failed: rank {first.rank}: {sentence}{others}."
+
+
+def _mismatch(result: RunResult) -> str:
+    first = result.mismatches[0].sentence.rstrip(".")
+    others = f" (and {len(result.mismatches) - 1} more like it)" if len(result.mismatches) > 1 else ""
+    return f"Would hang: {first}{others}."
 
 
 def _fits(rank: RankResult, device: str, subject: str) -> str:

@@ -1,0 +1,88 @@
+"""Many ranks in few lines: one row for each simulated rank and all the ranks it stands for.
+
+RunResult ──> rank -> the ranks it shows ──> "0-7, 64-71", peak, status, what holds the memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from windtunnel.report.fitted_table import Cell, FittedTable
+from windtunnel.report.result import RankResult, RunResult
+from windtunnel.units import format_bytes
+
+__all__ = ["members_of", "rank_ranges", "ranks_table"]
+
+_MOST_ROWS = 40  # of the tightest ranks; report.json has the others
+_HOLDERS = 2
+_FORMS = (60, 36, 18)  # characters for the list of ranks, from a wide terminal to a narrow one
+
+
+def members_of(result: RunResult) -> dict[int, list[int]]:
+    """Every simulated rank, and the ranks that do the same work, itself among them."""
+    members: dict[int, list[int]] = {}
+    for rank in result.ranks:
+        members.setdefault(rank.rank if rank.same_as is None else rank.same_as, []).append(rank.rank)
+    return members
+
+
+def ranks_table(result: RunResult, members: dict[int, list[int]]) -> FittedTable:
+    """One row for each kind of work; of very many kinds, those that need the most memory."""
+    simulated = [rank for rank in result.ranks if rank.same_as is None]
+    shown = simulated
+    if len(simulated) > _MOST_ROWS:
+        by_need = sorted(
+            simulated, key=lambda rank: (rank.status != "failed", -rank.peak_with_fragments_bytes)
+        )
+        shown = sorted(by_need[:_MOST_ROWS], key=lambda rank: rank.rank)
+    rows = [_row(rank, members[rank.rank]) for rank in shown]
+    if len(simulated) > len(shown):
+        others = by_need[_MOST_ROWS:]
+        n_ranks = sum(len(members[rank.rank]) for rank in others)
+        rows.append(("(others, which need less)", str(n_ranks), (f"{len(others)} ranks", ""), "", "", "", ""))
+    columns = ("ranks", "count", "simulated", "peak", "with fragments", "status", "what holds most")
+    return FittedTable(columns, tuple(rows), ("what holds most", "ranks", "simulated"))
+
+
+def _row(rank: RankResult, members: Sequence[int]) -> tuple[Cell, ...]:
+    held = sorted(rank.at_peak_bytes.items(), key=lambda item: -item[1])[:_HOLDERS]
+    named = [f"{role} {format_bytes(n)}" for role, n in held if n]
+    ranges = rank_ranges(members)
+    return (
+        tuple(dict.fromkeys(_cut(ranges, width) for width in _FORMS)),
+        str(len(members)),
+        (f"rank {rank.rank}", ""),
+        format_bytes(rank.peak_bytes),
+        format_bytes(rank.peak_with_fragments_bytes),
+        rank.status,
+        (", ".join(named), named[0] if named else "", ""),
+    )
+
+
+def rank_ranges(ranks: Iterable[int]) -> list[str]:
+    """0,1,2,3,8,10,12,14,15 -> "0-3", "8-14 by 2", "15"."""
+    left, found = sorted(ranks), []
+    while left:
+        step = left[1] - left[0] if len(left) > 1 else 1
+        n = 1
+        while n < len(left) and left[n] - left[n - 1] == step:
+            n += 1
+        if n < 3 and step > 1:
+            n = 1  # two numbers are not a pattern
+        first, last = left[0], left[n - 1]
+        if n == 1:
+            found.append(f"{first}")
+        else:
+            found.append(f"{first}-{last}" if step == 1 else f"{first}-{last} by {step}")
+        del left[:n]
+    return found
+
+
+def _cut(ranges: Sequence[str], width: int) -> str:
+    """As many of the ranges as fit; the count is in the next column."""
+    text = ", ".join(ranges)
+    n = len(ranges)
+    while len(text) > width and n > 1:
+        n -= 1
+        text = ", ".join(ranges[:n]) + ", …"
+    return text
