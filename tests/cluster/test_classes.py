@@ -43,7 +43,7 @@ def test_first_middle_and_last_stage():
     classes, rounds = explore((4, 8), digest)
     assert_recovered(classes, (4, 8), digest)
     assert set(classes.representatives().values()) == {0, 4, 28}
-    assert rounds == [(0,), (1, 3, 12, 28), (4, 24, 29, 31), (5, 7)]
+    assert rounds == [(0,), (1, 3, 12, 28), (4, 24, 31), (7,)]
 
 
 def test_what_is_uneven_only_on_the_last_stage_is_found():
@@ -83,6 +83,22 @@ def test_the_cost_does_not_grow_with_the_world():
         assert_recovered(classes, (8, dp, 8), digest)
         costs.append(sum(map(len, rounds)))
     assert costs[0] == costs[1] <= 30
+
+
+def test_stages_that_all_differ_cost_one_look_along_each_other_axis():
+    """As in a 1F1B schedule, where each stage keeps another number of micro-batches."""
+    classes, rounds = explore((8, 256, 8), lambda digits: str(digits[2]))
+    assert sum(map(len, rounds)) == 8 * 3 + 2  # and the middles of the first line along each
+    assert len(set(classes.representatives().values())) == 8
+
+
+def test_a_line_unlike_its_model_is_searched_for_itself():
+    def digest(digits):
+        tp, pp = digits
+        return f"{pp} {tp if pp == 0 else tp // 9}"
+
+    classes, _ = explore((12, 3), digest)
+    assert_recovered(classes, (12, 3), digest)
 
 
 def test_representatives_of_a_large_world_are_quick():

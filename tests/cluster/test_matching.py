@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.cluster.talks import (
     all_reduce,
     barrier,
     broadcast,
+    explore,
     mesh_groups,
     record,
     recv,
@@ -21,7 +23,7 @@ from tests.cluster.talks import (
     world,
 )
 from windtunnel.cluster.matching import Mismatch, find_mismatches
-from windtunnel.cluster.talk import talk_of
+from windtunnel.cluster.talk import Call, Line, RankTalk, talk_of
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Step
 
@@ -338,6 +340,26 @@ def test_uneven_shares_of_ranks_that_were_not_simulated_count(tmp_path):
     assert mismatches(talks((5, 5, 5, 4)), same, 4) == ()
     assert len(mismatches(talks((5, 5, 5, 5)), same, 4)) == 1
     assert len(mismatches(talks((5, 4, 5, 4)), same, 4)) == 1
+
+
+def test_a_large_world_is_compared_by_classes():
+    """16,384 ranks of 64 classes, with 2,000 calls in each of their groups."""
+    sizes, calls = (8, 256, 8), tuple(Call("all_reduce", "a.py:1", "float32", n, (n,)) for n in (5, 6, 7))
+    classes, rounds = explore(sizes, lambda digits: f"{digits[2]} {digits[0]}")
+    line = Line((0, 1, 2, 1) * 500, 2000)
+    talks = {
+        rank: RankTalk(rank, 16384, mesh_groups(rank, sizes), "", calls, (line,) * 4)
+        for wanted in rounds
+        for rank in wanted
+    }
+    representative = classes.representatives()
+    assert len(set(representative.values())) == 64
+    began = time.process_time()
+    assert find_mismatches(talks, representative, 16384) == ()
+    assert time.process_time() - began < 5
+    last = max(talks)
+    talks[last] = replace(talks[last], collectives=(line, line, replace(line, order=line.order[:-1]), line))
+    assert [m.ranks[1] for m in find_mismatches(talks, representative, 16384)] == [last]
 
 
 def test_long_groups_are_shortened(tmp_path):

@@ -4,8 +4,10 @@
 
 The outermost axis is sorted into classes first, then the next one once in each class, and so on inwards: what is
 uneven only on the last stage is found there. Along an axis, two positions that do the same with one between them
-that does it too are taken for a run of equals; where positions differ, the boundary is searched by halving.
-Nothing else is assumed, and the cost does not depend on how long an axis is, but for the halving.
+that does it too are taken for a run of equals; where positions differ, the boundary is searched by halving. The
+line through rank 0 is the model for all others along the same axis: where its runs begin and end they look first,
+and a run of the model whose ends are equal on another line is a run there too. The cost does not depend on how
+long an axis is, but for the halving.
 
 What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
 """
@@ -22,6 +24,7 @@ from windtunnel.cluster.talk import RankTalk
 __all__ = ["RankClasses"]
 
 _FAILED = "failed"  # no digest looks like this
+_MOST_RUNS = 8  # of a model worth following
 
 
 class RankClasses:
@@ -75,6 +78,7 @@ class _Survey:
         self.mesh = mesh
         self.missing: set[int] = set()
         self._digests = digests
+        self._models: dict[int, _AxisLine] = {}
         self._names = sorted(set(digests.values()))
         self._number = {name: i for i, name in enumerate(self._names)}
 
@@ -87,7 +91,13 @@ class _Survey:
             return np.array([self._number[self._digests[first]]])
         axis = self.mesh.axes[n_axes - 1]
         line = _AxisLine(first, axis.stride, axis.size, self._digests)
-        line.explore(axis.anchors)
+        model = self._models.setdefault(n_axes, line)  # rank 0 comes first
+        if model is line:
+            line.explore(axis.anchors)
+        elif not model.missing:
+            line.explore(axis.anchors, model)
+        else:
+            return np.full(axis.stride * axis.size, self._number[self._digests[first]])
         self.missing |= line.missing
         classes = line.classes()
         inner: dict[str, np.ndarray] = {}
@@ -111,20 +121,36 @@ class _AxisLine:
         ranks = range(first, first + size * stride, stride)
         self._known = {(r - first) // stride: digests[r] for r in digests if r in ranks}
 
-    def explore(self, anchors: tuple[int, ...]) -> None:
+    def explore(self, anchors: tuple[int, ...], model: _AxisLine | None = None) -> None:
         """Note what is missing to know the class of every position."""
         last = self._size - 1
         spine = {0, last, *anchors}
-        # The middle is needed whatever the ends turn out to be.
-        if not self._have(spine | {last // 2}):
+        # Without a model the middle is needed whatever the ends turn out to be.
+        if not self._have(spine if model else spine | {last // 2}):
             return
-        if self._known[0] != self._known[last]:
+        runs = model.runs() if model and model.has_equal_ends == self.has_equal_ends else []
+        runs = runs if len(runs) <= _MOST_RUNS else []
+        spine |= {position for run in runs for position in run}
+        if not self._have(spine):
+            return
+        is_as_model = bool(runs) and all(self._stranger(low, high) is None for low, high in runs)
+        if not is_as_model and not self.has_equal_ends:
             spine |= {min(1, last), max(last - 1, 0)}  # the first logs, the last gets the uneven rest
             if not self._have(spine):
                 return
-        stops = sorted(spine)
-        for low, high in pairwise(stops):
-            self._search(low, high)
+        for low, high in pairwise(sorted(spine)):
+            if not (is_as_model and self._stranger(low, high) is None):
+                self._search(low, high)
+
+    @property
+    def has_equal_ends(self) -> bool:
+        return self._known[0] == self._known[self._size - 1]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """First and last position of each run of equals."""
+        classes = self.classes()
+        starts = [p for p in range(self._size) if p == 0 or classes[p] != classes[p - 1]]
+        return [(low, high - 1) for low, high in pairwise([*starts, self._size])]
 
     def classes(self) -> list[str]:
         """The digest of every position; one that is not known is taken to be as the known one before it."""
@@ -152,14 +178,19 @@ class _AxisLine:
         middle = (low + high) // 2
         if not self._have({middle}):
             return
-        here = self._known[low]
-        if here == self._known[middle] == self._known[high]:
+        if self._known[low] == self._known[middle] == self._known[high]:
             # Ranks nobody asked for may be known: one that differs proves that this is no run of equals.
-            middle = next((p for p in self._known if low < p < high and self._known[p] != here), low)
-            if middle == low:
+            stranger = self._stranger(low, high)
+            if stranger is None:
                 return
+            middle = stranger
         self._search(low, middle)
         self._search(middle, high)
+
+    def _stranger(self, low: int, high: int) -> int | None:
+        """A known position, after `low` and not after `high`, that differs from `low`."""
+        here = self._known[low]
+        return next((p for p in sorted(self._known) if low < p <= high and self._known[p] != here), None)
 
     def _have(self, positions: set[int]) -> bool:
         unknown = positions - self._known.keys()

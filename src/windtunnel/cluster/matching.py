@@ -84,14 +84,13 @@ class _Part:
     def index_of(self) -> dict[_GroupKey, int]:
         return {key: index for index, key in enumerate(self.keys)}
 
-    @cached_property
-    def _patterns(self) -> list[object]:
-        return [(len(group), *pattern_of(group, self.mesh)) for group in self.talk.groups]
-
     def like(self, group: tuple[int, ...]) -> list[int]:
         """The groups of this rank that lie in the mesh as `group` does."""
-        wanted = (len(group), *pattern_of(group, self.mesh))
-        return [index for index, pattern in enumerate(self._patterns) if pattern == wanted]
+        wanted = pattern_of(group, self.mesh)
+        sizes = enumerate(map(len, self.talk.groups))
+        return [
+            i for i, n in sizes if n == len(group) and pattern_of(self.talk.groups[i], self.mesh) == wanted
+        ]
 
     def line(self, key: _GroupKey) -> Line:
         return self.talk.collectives[self.index_of[key]] if key in self.index_of else _SILENCE
