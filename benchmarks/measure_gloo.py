@@ -7,6 +7,7 @@ Gloo's threads carry the profiler while they work, so the copies a collective ma
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import runpy
@@ -29,14 +30,40 @@ def measure(script: str, arguments: list[str]) -> list[tuple[int, int]]:
         profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
     ) as profiler:
         runpy.run_path(script, run_name="__main__")
-    found = []
-    todo = list(profiler.profiler.kineto_results.experimental_event_tree())
+    return _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+
+
+def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
+    seen, waits = [], []
+    todo = [(event, False) for event in roots]
     while todo:
-        event = todo.pop()
+        event, is_own_copy = todo.pop()
         if event.tag == torch._C._profiler._EventType.Allocation:
-            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-        todo += event.children
-    return [(address, n_bytes) for _, address, n_bytes in sorted(found, key=lambda each: each[0])]
+            seen.append(
+                (event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, is_own_copy)
+            )
+        elif event.name == "_c10d_functional::wait_tensor":
+            waits.append(event.end_time_ns)
+        todo += [(child, is_own_copy or event.name.startswith("c10d::")) for child in event.children]
+    seen.sort()
+    events = [(when, address, n_bytes) for when, address, n_bytes, _ in seen]
+    events += _unseen_frees(seen, sorted(waits))
+    return [(address, n_bytes) for _, address, n_bytes in sorted(events)]
+
+
+def _unseen_frees(seen: list[tuple[int, int, int, bool]], waits: list[int]) -> list[tuple[int, int, int]]:
+    """The copies a collective made for itself end with the wait for it, though gloo's thread may drop them last."""
+    held: dict[int, tuple[int, int]] = {}
+    lost = []
+    for when, address, n_bytes, is_own_copy in seen:
+        if address in held and n_bytes > 0:
+            lost.append((*held[address], address))
+        held.pop(address, None)
+        if n_bytes > 0 and is_own_copy:
+            held[address] = (when, n_bytes)
+    lost += [(*each, address) for address, each in held.items()]
+    ends = [(bisect.bisect(waits, when), address, n_bytes) for when, n_bytes, address in lost]
+    return [(waits[i], address, -n_bytes) for i, address, n_bytes in ends if i < len(waits)]
 
 
 def _let_gloo_finish() -> None:
