@@ -69,10 +69,10 @@ class SimulatedGroup(dist.ProcessGroup):
     def name(self) -> str:
         return self._backend
 
-    def getBackendName(self) -> str:
-        return self._backend
+    _get_backend_name = name
 
-    _get_backend_name = getBackendName
+    def getBackendName(self) -> str:
+        return "simulated"  # what torch's C++ sees: for "gloo" it would look for gloo itself
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -158,6 +158,7 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         for received, sent in zip(outputs, inputs, strict=True):
+            self._scratch(sent, self.size())
             peers.fill_with(received, sent)
         return self._record("all_gather", inputs, (), opts, outputs)
 
@@ -170,6 +171,7 @@ class SimulatedGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         for output, sent in zip(outputs, inputs, strict=True):
             _mark(output, Role.COMMUNICATION)
+            self._scratch(sent, self.size())
             peers.gather_into(output, sent, self.size())
         return self._record("all_gather", inputs, outputs, opts, outputs)
 
@@ -184,7 +186,8 @@ class SimulatedGroup(dist.ProcessGroup):
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         for output, sent in zip(outputs, inputs, strict=True):
             peers.reduce_values(output, op, self.size(), sent[self._rank])
-        return self._record("reduce_scatter", (), outputs, opts, outputs, f"op={_op_name(op)}")
+        held = [*outputs, *inputs, *(self._scratch(output, self.size() - 1) for output in outputs)]
+        return self._record("reduce_scatter", (), outputs, opts, held, f"op={_op_name(op)}", result=outputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
@@ -209,6 +212,7 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         peers.fill_with(outputs, inputs[self._rank])
+        self._scratch(inputs[self._rank], 2 * self.size())
         return self._record("all_to_all", inputs, outputs, opts, [*outputs, *inputs], result=outputs)
 
     def all_to_all_single(
@@ -226,6 +230,7 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
         for received, sent in zip(outputs, inputs, strict=False):
+            self._scratch(sent, self.size())
             peers.fill_with(received, sent)
         return self._record("gather", inputs, (), opts, [outputs, inputs], f"peer={self._ranks[opts.rootRank]}",
                             result=outputs)  # fmt: skip
@@ -236,6 +241,7 @@ class SimulatedGroup(dist.ProcessGroup):
             "scatter", (), outputs, opts, [outputs, inputs], f"peer={self._ranks[root]}", result=outputs
         )
         if root == self._rank:
+            self._scratch(outputs[0], self.size())
             for i, tensor in enumerate(inputs[0]):
                 if i == root:
                     peers.fill_with(outputs, tensor)
@@ -298,6 +304,13 @@ class SimulatedGroup(dist.ProcessGroup):
             kind = tensor.device.type
             if kind not in self._devices and kind not in store.world.aliases:
                 raise RuntimeError(f"No backend type associated with device type {kind}")
+
+    def _scratch(self, tensor: Tensor, n_copies: int) -> Any:
+        """Gloo copies what it gathers and scatters into one piece; what is returned lives as long as it is held."""
+        if store.world.device_type != "cpu" or store.sim_of(tensor) is None:
+            return None
+        n_bytes = tensor.numel() * tensor.element_size() * n_copies
+        return store.new_storage(n_bytes, store.CPU, int(Role.COMMUNICATION)) if n_bytes else None
 
     # -- values between ranks ------------------------------------------------------------------------------
 

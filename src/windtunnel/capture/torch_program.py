@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class _Follower:
         self.local = threading.local()
         self.names: dict[int, str] = {}  # of parameters, by the id of the object
         self.spans: _Spans = _Spans()  # of the thread whose graph is running backward
+        self.leader: weakref.ref[torch.optim.Optimizer] | None = None
         self.phases_before: list[int] = []  # of the optimizer steps that are under way
         kernels.module_of_node = self.module_of_node
 
@@ -134,23 +136,27 @@ class _Follower:
     # -- backward -------------------------------------------------------------------------------------------------
 
     def install_backward(self) -> None:
-        original = torch.autograd._engine_run_backward
-        recorder = self.recorder
+        """Every backward goes through the engine: torch's own, and Megatron's, which calls it by itself."""
+        engine = torch.autograd.Variable._execution_engine
+        recorder, follower = self.recorder, self
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            before = (recorder.phase, recorder.module, self.spans)
-            recorder.phase = int(Phase.BACKWARD)
-            self.spans = self.own_spans()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                recorder.phase, recorder.module, self.spans = before
-                if recorder.phase == Phase.BUILD:
-                    recorder.phase = int(Phase.FORWARD)
-                recorder.writer.flush_if_due()
+        class Engine:
+            def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+                before = (recorder.phase, recorder.module, follower.spans)
+                recorder.phase = int(Phase.BACKWARD)
+                follower.spans = follower.own_spans()
+                try:
+                    return engine.run_backward(*args, **kwargs)
+                finally:
+                    recorder.phase, recorder.module, follower.spans = before
+                    if recorder.phase == Phase.BUILD:
+                        recorder.phase = int(Phase.FORWARD)
+                    recorder.writer.flush_if_due()
 
-        torch.autograd._engine_run_backward = run_backward  # type: ignore[assignment]
-        torch.autograd.graph._engine_run_backward = run_backward  # type: ignore[assignment]
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
+
+        torch.autograd.Variable._execution_engine = Engine()  # type: ignore[assignment]
 
     def module_of_node(self, node: Any) -> int:
         return self.spans.find(node._sequence_nr())
@@ -169,7 +175,9 @@ class _Follower:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self.names.get(id(parameter), "")
-                self.mark(parameter, Role.WEIGHT, name)
+                # A copy in higher precision that no module owns and no gradient flows to is the optimizer's own.
+                is_copy = not name and not parameter.requires_grad
+                self.mark(parameter, Role.OPTIMIZER if is_copy else Role.WEIGHT, name)
                 if parameter.grad is not None:
                     self.mark(parameter.grad, Role.GRADIENT, name)
 
@@ -182,7 +190,10 @@ class _Follower:
         before = self.phases_before.pop() if self.phases_before else Phase.FORWARD
         self.recorder.phase = int(Phase.FORWARD if before == Phase.BUILD else before)
         if not self.phases_before:  # a sharded optimizer steps an inner one: that is one step
-            self.recorder.end_step()
+            self.leader = self.leader or weakref.ref(optimizer)
+            if self.leader() in (optimizer, None):  # of several optimizers, the first counts the steps
+                self.leader = weakref.ref(optimizer)
+                self.recorder.end_step()
 
 
 class _Spans:
