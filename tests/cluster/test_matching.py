@@ -107,6 +107,8 @@ def test_a_call_one_rank_never_makes_is_a_hang(tmp_path):
     [
         (all_gather(10, 10, 7), all_gather(7, 10, 7)),  # lists of uneven shares that agree
         (all_gather(10, 20), all_gather(10, 10, 10)),  # into one tensor here, into a list there
+        (all_gather(10), all_gather(7)),  # a list that was not recorded
+        (Said("all_gather", (1, 10), (2, 20)), Said("all_gather", (1, 10), (2, 20))),
         (all_gather(10, 17), all_gather(7, 17)),  # uneven into one tensor: nothing can be said
         (reduce_scatter(20, 10), reduce_scatter((10, 10), 10)),
         (reduce_scatter((10, 7), 10), reduce_scatter((10, 7), 7)),
@@ -127,6 +129,7 @@ def test_correct_pairs_fit(tmp_path, pair):
     [
         (all_gather(10, 10, 7), all_gather(7, 10, 10)),
         (all_gather(10, 20), all_gather(7, 14)),
+        (Said("all_gather", (1, 10), (2, 20)), Said("all_gather", (1, 7), (2, 14))),  # two calls in one
         (all_gather(10, 20), all_gather(7, 10, 7)),
         (reduce_scatter(20, 10), reduce_scatter(14, 7)),
         (reduce_scatter(20, 10), reduce_scatter(20, 10, op="AVG")),

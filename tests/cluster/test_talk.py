@@ -124,6 +124,7 @@ WORK = [Alloc(0, 512), Alloc(1, 1024), Free(0), Collective(0, SUM, 0, is_async=T
         [Alloc(7, 512), Alloc(3, 1024), Free(7), *WORK[3:]],  # other numbers of storages
         [Alloc(0, 512, device=3), Alloc(1, 1024, device=3), Free(0), Collective(0, SUM, 0, is_async=True, device=3),
          *WORK[4:]],  # the fourth device of its node
+        [Alloc(0, 512, device=3), Alloc(1, 1024, device=3), *WORK[2:]],  # whose calls do not say so
         [Alloc(0, 512, module=1, frame=1), *WORK[1:]],  # another layer, another line
         [Alloc(9, 64, device=-1), *WORK[:2], Free(9, device=-1), *WORK[2:]],  # memory of the host
         [*WORK[:3], Op(5, ITEM), Sync(), ModuleEnter(0), *WORK[3:]],  # prints its loss

@@ -39,7 +39,8 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
 
     kind = kind[rows]
     is_alloc, is_call = kind == Kind.ALLOC, kind == Kind.COLLECTIVE
-    has_place = is_alloc | is_call | (kind == Kind.OP) | (kind == Kind.RECORD_STREAM)
+    # A call's row does not tell the host from the first device; its storages do, where they were allocated.
+    has_device = is_alloc | (kind == Kind.OP) | (kind == Kind.RECORD_STREAM)
     value = np.where(is_alloc, columns["value"][rows], 0)
     with_signature = np.flatnonzero(is_call | (kind == Kind.OP))
     value[with_signature] = _signatures(recording)[columns["value"][rows[with_signature]]]
@@ -50,8 +51,8 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
         value,
         np.where(is_alloc | is_call | (kind == Kind.MARK), columns["role"][rows], 0),
         np.where(is_alloc | is_call, columns["phase"][rows], 0),
-        _in_order_of_use(np.where(has_place, columns["stream"][rows], 0), default=0),
-        _in_order_of_use(np.where(has_place, device[rows], -1), default=-1),
+        _in_order_of_use(np.where(has_device | is_call, columns["stream"][rows], 0), default=0),
+        _in_order_of_use(np.where(has_device, device[rows], -1), default=-1),
         _groups(columns["extra"][rows[is_call]], group_sizes),
         _partners(recording, columns["value"][rows[is_call]]),
     ):

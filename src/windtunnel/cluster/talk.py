@@ -181,12 +181,11 @@ def _counts(kind: str, signature: Signature, group_size: int) -> tuple[int | Non
         case _:
             n_elements = sum(given or got) if given or got else None
             return n_elements, () if n_elements is None else (n_elements,)
-    if len(mine) != 1:
-        return None, ()
-    if len(everyone) == group_size:
+    if len(mine) == 1 and len(everyone) == group_size:
         return mine[0], everyone
-    is_even = len(everyone) == 1 and everyone[0] == mine[0] * group_size
-    return mine[0], mine if is_even else ()
+    n_elements = sum(mine) if mine else None
+    is_even = len(mine) == len(everyone) and everyone == tuple(n * group_size for n in mine)
+    return n_elements, (sum(mine),) if mine and is_even else ()
 
 
 def _sizes(specs: tuple[TensorSpec, ...]) -> tuple[int, ...]:
