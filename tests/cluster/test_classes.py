@@ -24,9 +24,9 @@ def assert_recovered(classes, sizes, digest):
     assert len(set(found.values())) == len({digest(digits(r, sizes)) for r in found})
 
 
-def test_a_world_of_equals_needs_three_ranks_for_each_axis():
+def test_a_world_of_equals_needs_two_more_ranks_for_each_axis_and_the_last():
     classes, rounds = explore((8, 16), lambda digits: "same")
-    assert rounds == [(0,), (3, 7, 56, 120)]
+    assert rounds == [(0,), (3, 7, 56, 120), (127,)]
     assert classes.representatives() == dict.fromkeys(range(128), 0)
 
 
@@ -43,7 +43,7 @@ def test_first_middle_and_last_stage():
     classes, rounds = explore((4, 8), digest)
     assert_recovered(classes, (4, 8), digest)
     assert set(classes.representatives().values()) == {0, 4, 28}
-    assert rounds == [(0,), (1, 3, 12, 28), (4, 24, 31), (7,)]
+    assert rounds == [(0,), (1, 3, 12, 28), (4, 24, 31), (7,), (27,)]
 
 
 def test_what_is_uneven_only_on_the_last_stage_is_found():
@@ -88,7 +88,7 @@ def test_the_cost_does_not_grow_with_the_world():
 def test_stages_that_all_differ_cost_one_look_along_each_other_axis():
     """As in a 1F1B schedule, where each stage keeps another number of micro-batches."""
     classes, rounds = explore((8, 256, 8), lambda digits: str(digits[2]))
-    assert sum(map(len, rounds)) == 8 * 3 + 2  # and the middles of the first line along each
+    assert sum(map(len, rounds)) == 8 * 4 + 2  # its last rank, and middles on the first line
     assert len(set(classes.representatives().values())) == 8
 
 
@@ -186,7 +186,7 @@ def worlds(draw):
             return None
         size = sizes[n_axes - 1]
         cuts = draw(st.sets(st.integers(1, size - 1), max_size=2))
-        n_looks += 4 + 2 * len(cuts) * ceil(log2(size) + 1)
+        n_looks += 4 + 2 * len(cuts) * ceil(log2(size) + 1) + 2 * (1 + len(cuts))
         return [(cut, next(names), node(n_axes - 1)) for cut in sorted({0, *cuts})]
 
     tree = node(len(sizes))
@@ -209,6 +209,23 @@ def test_any_world_of_runs_is_recovered_at_a_bounded_cost(world):
     assert_recovered(classes, sizes, digest)
     asked = [rank for wanted in rounds for rank in wanted]
     assert len(asked) == len(set(asked)) <= n_looks
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=4), st.data())
+def test_what_is_divided_over_all_axes_at_once_is_recovered(sizes, data):
+    """As the shards of a parameter over all ranks: some whole, one smaller, the rest empty."""
+    sizes = tuple(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, prod(sizes) - 1), max_size=3)))
+
+    def digest(digits):
+        rank = sum(digit * prod(sizes[:i]) for i, digit in enumerate(digits))
+        return str(sum(cut <= rank for cut in cuts))
+
+    classes, rounds = explore(sizes, digest)
+    assert_recovered(classes, sizes, digest)
+    n_looks = sum(ceil(2 * log2(size)) + 6 for size in sizes) * (1 + 2 * len(cuts))
+    assert sum(map(len, rounds)) <= n_looks
 
 
 @settings(max_examples=60, deadline=None)

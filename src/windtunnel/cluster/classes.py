@@ -6,8 +6,9 @@ The outermost axis is sorted into classes first, then the next one once in each 
 uneven only on the last stage is found there. Along an axis, two positions that do the same with one between them
 that does it too are taken for a run of equals; where positions differ, the boundary is searched by halving. The
 line through rank 0 is the model for all others along the same axis: where its runs begin and end they look first,
-and a run of the model whose ends are equal on another line is a run there too. The cost does not depend on how
-long an axis is, but for the halving.
+and a run of the model whose ends are equal on another line is a run there too. At the ends of a run the last rank
+within is looked at as well as the first: it is where an uneven rest is, of whatever is divided over several axes.
+The cost does not depend on how long an axis is, but for the halving.
 
 What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
 """
@@ -58,7 +59,7 @@ class RankClasses:
         if 0 not in self._digests:
             raise ValueError("rank 0 has not been simulated, so nothing is known of the other ranks")
         survey = _Survey(self._digests, self._mesh())
-        digests = survey.block(0, len(survey.mesh.axes))
+        digests, _ = survey.block(0, len(survey.mesh.axes))
         lowest: dict[str, int] = {}
         for rank in sorted(self._digests):
             lowest.setdefault(self._digests[rank], rank)
@@ -85,10 +86,13 @@ class _Survey:
     def representatives(self, numbers: np.ndarray, lowest: dict[str, int]) -> list[int]:
         return np.array([lowest[name] for name in self._names], np.int64)[numbers].tolist()
 
-    def block(self, first: int, n_axes: int) -> np.ndarray:
-        """Numbers of the digests of the ranks that begin at `first` and fill the innermost `n_axes` axes."""
+    def block(self, first: int, n_axes: int) -> tuple[np.ndarray, bool]:
+        """Numbers of the digests of the ranks that begin at `first` and fill the innermost `n_axes` axes.
+
+        Also whether they are known; if not they are a guess.
+        """
         if n_axes == 0:
-            return np.array([self._number[self._digests[first]]])
+            return np.array([self._number[self._digests[first]]]), True
         axis = self.mesh.axes[n_axes - 1]
         line = _AxisLine(first, axis.stride, axis.size, self._digests)
         model = self._models.setdefault(n_axes, line)  # rank 0 comes first
@@ -97,19 +101,37 @@ class _Survey:
         elif not model.missing:
             line.explore(axis.anchors, model)
         else:
-            return np.full(axis.stride * axis.size, self._number[self._digests[first]])
+            return np.full(axis.stride * axis.size, self._number[self._digests[first]]), False
         self.missing |= line.missing
-        classes = line.classes()
+        classes, is_known = line.classes(), not line.missing
         inner: dict[str, np.ndarray] = {}
         for name in dict.fromkeys(classes):
             position = line.example(name, classes)
             if line.is_sure(position):
-                inner[name] = self.block(first + position * axis.stride, n_axes - 1)
-        # A class whose example may still change is not looked into yet: that could be in vain.
-        for name in dict.fromkeys(classes):
-            if name not in inner:
+                inner[name], is_sure = self.block(first + position * axis.stride, n_axes - 1)
+                is_known = is_known and is_sure
+            else:  # the example may still change, and looking into this one be in vain
                 inner[name] = np.full(axis.stride, self._number[name])
-        return np.concatenate([inner[name] for name in classes])
+        if is_known and n_axes > 1:
+            return self._with_ends(line, classes, inner, n_axes)
+        return np.concatenate([inner[name] for name in classes]), is_known
+
+    def _with_ends(
+        self, line: _AxisLine, classes: list[str], inner: dict[str, np.ndarray], n_axes: int
+    ) -> tuple[np.ndarray, bool]:
+        """Look at the last rank within the first and the last position of every run, too."""
+        axis = self.mesh.axes[n_axes - 1]
+        ends = _AxisLine(line.first + axis.stride - 1, axis.stride, axis.size, self._digests)
+        expected = {name: self._names[numbers[-1]] for name, numbers in inner.items()}
+        found = [end for run in line.runs() for end in ends.run(*run, expected[classes[run[0]]])]
+        self.missing |= ends.missing
+        blocks = {(name, expected[name]): numbers for name, numbers in inner.items()}
+        is_known = not ends.missing
+        for position, key in enumerate(zip(classes, found, strict=True)):
+            if key not in blocks:
+                blocks[key], is_sure = self.block(line.first + position * axis.stride, n_axes - 1)
+                is_known = is_known and is_sure
+        return np.concatenate([blocks[key] for key in zip(classes, found, strict=True)]), is_known
 
 
 class _AxisLine:
@@ -117,7 +139,7 @@ class _AxisLine:
 
     def __init__(self, first: int, stride: int, size: int, digests: dict[int, str]) -> None:
         self.missing: set[int] = set()  # ranks
-        self._first, self._stride, self._size = first, stride, size
+        self.first, self._stride, self._size = first, stride, size
         ranks = range(first, first + size * stride, stride)
         self._known = {(r - first) // stride: digests[r] for r in digests if r in ranks}
 
@@ -152,12 +174,21 @@ class _AxisLine:
         starts = [p for p in range(self._size) if p == 0 or classes[p] != classes[p - 1]]
         return [(low, high - 1) for low, high in pairwise([*starts, self._size])]
 
+    def run(self, low: int, high: int, expected: str) -> list[str]:
+        """The digests from `low` to `high`; they are taken to be as expected if both ends are."""
+        if not self._have({low, high}):
+            return [expected] * (high + 1 - low)
+        if {self._known[p] for p in self._known if low <= p <= high} == {expected}:
+            return [expected] * (high + 1 - low)
+        spine = {low, max(high - 1, low), high}
+        if self._have(spine):
+            for start, end in pairwise(sorted(spine)):
+                self._search(start, end)
+        return self._filled(low, high)
+
     def classes(self) -> list[str]:
         """The digest of every position; one that is not known is taken to be as the known one before it."""
-        names: list[str] = []
-        for position in range(self._size):
-            names.append(self._known.get(position, names[-1] if names else _FAILED))
-        return names
+        return self._filled(0, self._size - 1)
 
     def example(self, name: str, classes: list[str]) -> int:
         """The position at which a class is looked into: an end if it can be, for the ends are known first."""
@@ -192,7 +223,13 @@ class _AxisLine:
         here = self._known[low]
         return next((p for p in sorted(self._known) if low < p <= high and self._known[p] != here), None)
 
+    def _filled(self, low: int, high: int) -> list[str]:
+        names = [self._known[low]]
+        for position in range(low + 1, high + 1):
+            names.append(self._known.get(position, names[-1]))
+        return names
+
     def _have(self, positions: set[int]) -> bool:
         unknown = positions - self._known.keys()
-        self.missing |= {self._first + position * self._stride for position in unknown}
+        self.missing |= {self.first + position * self._stride for position in unknown}
         return not unknown

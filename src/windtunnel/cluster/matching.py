@@ -121,6 +121,8 @@ def _in_group(
     found = []
     for speaker, places in positions.items():
         part = cast[speaker]
+        if part is first:
+            continue  # those it speaks for do what it does
         if speaker in inside:
             other = Voice(speaker, part.talk, part.line(key), tuple(places))
             found.append(find_difference(one, other, is_same_group=True))
