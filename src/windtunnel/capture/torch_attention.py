@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from windtunnel.capture.torch_storage import sim_of
+from windtunnel.capture import torch_storage as store
+from windtunnel.capture.torch_named_device import plain_device
 from windtunnel.capture.torch_type_checks import check_attention
 
 __all__ = ["Attention", "choose_cpu", "choose_cuda", "install_attention"]
@@ -51,7 +52,9 @@ def install_attention(choose: Callable[[Attention], str]) -> None:
                is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
         check_attention(query, key, value)
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        kernel = choose(call) if all(sim_of(t) is not None for t in (query, key, value)) else "math"
+        # by torch's own word: a wrapper of simulated tensors (a DTensor) has no storage to ask
+        is_simulated = all(plain_device(t).type == store.SIM.type for t in (query, key, value))
+        kernel = choose(call) if is_simulated else "math"
         return _KERNELS[kernel](call, scale)
 
     for key in ("AutogradPrivateUse1", "PrivateUse1"):

@@ -24,6 +24,7 @@ __all__ = ["install_tensor_methods"]
 
 Tensor = torch.Tensor
 _plain_to = torch._C.TensorBase.to
+_plain_data = torch._C.TensorBase.data
 
 
 def install_tensor_methods() -> None:
@@ -32,6 +33,7 @@ def install_tensor_methods() -> None:
     Tensor.is_npu = property(lambda self: _device_of(self).type == "npu")  # type: ignore[attr-defined]
     Tensor.is_cpu = property(lambda self: _device_of(self).type == "cpu")  # type: ignore[assignment]
     Tensor.get_device = lambda self: -1 if (d := _device_of(self)).type == "cpu" else (d.index or 0)  # type: ignore[assignment]
+    Tensor.data = property(_plain_data.__get__, _set_data)  # type: ignore[assignment]
     Tensor.to = _to  # type: ignore[assignment]
     Tensor.cuda = _mover("cuda")  # type: ignore[assignment]
     Tensor.npu = _mover("npu")  # type: ignore[attr-defined]
@@ -55,6 +57,14 @@ def _device_of(self: Tensor) -> torch.device:
         return device
     sim = sim_of(self)
     return sim.device if sim is not None else world.default_device
+
+
+def _set_data(self: Tensor, value: Tensor) -> None:
+    """`x.data = x.to(device)`: for torch host and card are one kind of tensor, a real and a simulated one are not."""
+    if {plain_device(self).type, plain_device(value).type} == {"cpu", store.SIM.type}:
+        torch._C._swap_tensor_impl(self, value.detach().requires_grad_(self.requires_grad))
+    else:
+        _plain_data.__set__(self, value)
 
 
 def _wrapping(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

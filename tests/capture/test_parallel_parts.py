@@ -1,0 +1,48 @@
+"""Small parts of torch that parallel programs lean on: moves between devices, wrappers of simulated tensors."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tests.capture.simulated import simulate
+
+
+def test_data_of_a_real_host_tensor_may_move_to_the_card():
+    """FSDP moves buffers and parameters in place, by their `.data`."""
+
+    def program():
+        buffer, weight = torch.arange(4.0), nn.Parameter(torch.tensor([1.0, 2.0]))
+        buffer.data = buffer.to("cuda")
+        weight.data = weight.data.to("cuda")
+        (weight * 2).sum().backward()
+        host = weight.detach().cpu()
+        weight.data = host
+        return (
+            buffer.device.type,
+            buffer.tolist(),
+            type(weight).__name__,
+            weight.grad.device.type,
+            str(weight.device),
+        )
+
+    assert simulate(program).answer == ("cuda", [0.0, 1.0, 2.0, 3.0], "Parameter", "cuda", "cpu")
+
+
+def test_attention_of_dtensors_takes_the_kernel_of_the_card():
+    def program():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        local = [torch.zeros(1, 2, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        q, k, v = (DTensor.from_local(t, mesh, [Shard(1)]) for t in local)
+        return tuple(F.scaled_dot_product_attention(q, k, v, is_causal=True).shape)
+
+    run = simulate(program, world_size=4)
+    assert run.answer == (1, 8, 64, 32)
+    assert "aten._scaled_dot_product_flash_attention.default" in run.op_names
+    assert "aten.bmm.default" not in run.op_names
