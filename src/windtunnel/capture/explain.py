@@ -15,6 +15,7 @@ __all__ = ["explain"]
 _MODEL = "the data does not fit the model: "
 _LABELS = "the labels do not fit the model's output: "
 _STRATEGY = "the parallel strategy does not fit the number of cards: "
+_DIVISION = "the model does not divide by the parallel strategy: "
 _STATE_DICT = "the checkpoint does not fit the model: "
 _TYPES = "two tensors of one operator have different types"
 _FEATURES = (
@@ -184,6 +185,35 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     (r"[Ii]nvalid parallel dims: (?P<a>.*)", _STRATEGY + "{a}"),
     (
+        r"(?P<a>num_\w+|num_query_groups|number of [\w ]+) \((?P<n>\d+)\) (?:must|should) be (?:a multiple(?: or"
+        r" divisor)? of|divisible by) (?P<b>[\w ]+?) ?\((?P<m>\d+)\)",
+        _DIVISION + "{a} is {n}, which {b} ({m}) does not divide",
+    ),
+    (
+        r"num_layers should be divisible by pipeline_model_parallel_size",
+        _DIVISION
+        + "the number of layers is not a multiple of the pipeline-parallel size; choose another number of"
+        " stages, or say how many layers the first and the last one take",
+    ),
+    (
+        r"batch size \((?P<a>\d+)\) is not divisible by micro.batch.size \((?P<b>\d+)\) times data.parallel.size"
+        r" \((?P<c>\d+)\)",
+        _DIVISION + "a global batch of {a} is not a multiple of micro-batch {b} times data-parallel size {c}",
+    ),
+    (
+        r"Number of microbatches \((?P<a>\d+)\) must be greater than\s+or equal to the number of stages \((?P<b>\d+)\)",
+        _DIVISION + "{a} micro-batches cannot fill a pipeline of {b} stages: use at least {b}",
+    ),
+    (
+        r"[Pp]ipeline group size (?P<a>\d+) cannot be larger than number of stages (?P<b>\d+)",
+        _STRATEGY + "{a} ranks share {b} pipeline stages, and each needs one of its own",
+    ),
+    (
+        r"No backend type associated with device type (?P<a>\w+)",
+        "a collective was given a tensor on {a}, which this process group's backend cannot reach: move the tensor to"
+        " the card, or use a backend such as cpu:gloo,cuda:nccl",
+    ),
+    (
         r"[Rr]ank (?P<a>\d+) is out of range.*?world_size=(?P<b>\d+)",
         _STRATEGY + "a group names rank {a}, and there are {b} ranks",
     ),
@@ -229,8 +259,19 @@ _RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def explain(error: BaseException) -> str:
-    """One sentence about a script's exception."""
+# What a wrong division often looks like by the time torch meets it.
+_ODD_SIZES = re.compile(r"is invalid for input of size|must match the size|shapes cannot be multiplied")
+
+
+def explain(error: BaseException, n_ranks: int = 1) -> str:
+    """One sentence about a script's exception, in a job of this many ranks."""
+    sentence = _explain(error)
+    if n_ranks > 1 and _ODD_SIZES.search(str(error)):
+        sentence += f"; with {n_ranks} ranks, see that heads, hidden size and vocabulary divide by the tensor-parallel size"
+    return sentence
+
+
+def _explain(error: BaseException) -> str:
     text = str(error)
     if re.match(r"Caught \w+ in \w+ worker", text):
         text = text.strip().rpartition("\n")[2]  # what a worker process sends is a whole traceback

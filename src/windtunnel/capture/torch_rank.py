@@ -72,7 +72,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
     recorder.on_step = _step_counter(task.max_steps, on_step)
     install(task, recorder, make_counters(writer, task.recording_path), mail)
-    outcome = _run(program or _script_of(task), recorder)
+    outcome = _run(program or _script_of(task), recorder, task.world_size)
     _wait_for_threads()
     outcome |= {
         "steps": recorder.n_steps,
@@ -171,7 +171,7 @@ def _step_counter(max_steps: int | None, on_step: Callable[[int], None] | None) 
     return count
 
 
-def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
+def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[str, Any]:
     """Run the program; say how it ended: ok, failed or interrupted."""
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
     try:
@@ -188,7 +188,11 @@ def _run(program: Callable[[], Any], recorder: Recorder) -> dict[str, Any]:
         return {"status": "interrupted", "error": "interrupted: what ran before is reported"}
     except BaseException as error:
         _show_traceback(error)
-        return {"status": "failed", "error": explain(error), "where": _last_user_line(error, recorder)}
+        return {
+            "status": "failed",
+            "error": explain(error, n_ranks),
+            "where": _last_user_line(error, recorder),
+        }
     return {"status": "ok", "error": None, "is_stopped": False}
 
 
