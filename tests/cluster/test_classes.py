@@ -55,6 +55,17 @@ def test_what_is_uneven_only_on_the_last_stage_is_found():
     assert_recovered(classes, (8, 4, 4), digest)
 
 
+def test_what_is_uneven_only_at_the_end_of_the_inner_axis_is_found():
+    """Nothing is to be seen along dp where tp is 0."""
+
+    def digest(digits):
+        tp, dp = digits
+        return "uneven" if tp == 7 and dp >= 9 else "same"
+
+    classes, _ = explore((8, 16), digest)
+    assert_recovered(classes, (8, 16), digest)
+
+
 def test_positions_apart_with_the_same_work_are_one_class():
     def digest(digits):
         return "AABBBBAA"[digits[0]]
@@ -226,6 +237,22 @@ def test_what_is_divided_over_all_axes_at_once_is_recovered(sizes, data):
     assert_recovered(classes, sizes, digest)
     n_looks = sum(ceil(2 * log2(size)) + 6 for size in sizes) * (1 + 2 * len(cuts))
     assert sum(map(len, rounds)) <= n_looks
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(2, 5), min_size=1, max_size=3), st.integers(1, 4), st.randoms(use_true_random=False)
+)
+def test_a_world_without_any_order_is_not_asked_about_twice(sizes, n_digests, chance: random.Random):
+    """Nothing promises that all its classes are found; those that were simulated are right."""
+    sizes = tuple(sizes)
+    names = {digits(rank, sizes): str(chance.randrange(n_digests)) for rank in range(prod(sizes))}
+    classes, rounds = explore(sizes, names.__getitem__)
+    asked = [rank for wanted in rounds for rank in wanted]
+    assert len(asked) == len(set(asked))
+    found = classes.representatives()
+    assert [r for r in asked if names[digits(r, sizes)] != names[digits(found[r], sizes)]] == []
+    assert set(found.values()) <= set(asked)
 
 
 @settings(max_examples=60, deadline=None)

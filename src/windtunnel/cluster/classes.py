@@ -128,9 +128,15 @@ class _Survey:
         blocks = {(name, expected[name]): numbers for name, numbers in inner.items()}
         is_known = not ends.missing
         for position, key in enumerate(zip(classes, found, strict=True)):
-            if key not in blocks:
-                blocks[key], is_sure = self.block(line.first + position * axis.stride, n_axes - 1)
-                is_known = is_known and is_sure
+            if key in blocks:
+                continue
+            first, is_sure = line.first + position * axis.stride, False
+            blocks[key] = inner[key[0]]
+            if not ends.missing and first in self._digests:
+                blocks[key], is_sure = self.block(first, n_axes - 1)
+            elif not ends.missing:  # only its last rank is known so far
+                self.missing.add(first)
+            is_known = is_known and is_sure
         return np.concatenate([blocks[key] for key in zip(classes, found, strict=True)]), is_known
 
 
