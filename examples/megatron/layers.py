@@ -14,11 +14,17 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+try:  # in a dry run, experts' token counts are not known: see balance_experts
+    from windtunnel import mock
+except ImportError:
+    mock = None
 try:
     import torch_npu
 except ImportError:
@@ -28,7 +34,10 @@ try:  # MindSpeed's kernel keeps cos and sin; torch_npu's npu_rotary_mul also ke
 except ImportError:
     npu_rotary_position_embedding = None
 
-__all__ = ["install_rotary", "layer_spec"]
+if not hasattr(moe_utils, "te_general_gemm"):  # Megatron-core 0.16 asks for it without Transformer Engine too
+    moe_utils.te_general_gemm = None
+
+__all__ = ["balance_experts", "install_rotary", "layer_spec"]
 
 _COMPRESSED = 2048  # side of the causal mask that stands for any length (sparse_mode 2)
 
@@ -100,7 +109,7 @@ class FlashAttention(MegatronModule):
         """[s, b, heads, d] each -> [s, b, heads * d]"""
         if torch_npu is not None:
             return self._attend_npu(query, key, value)
-        length, batch, heads, width = query.shape
+        length, batch, heads, _ = query.shape
         dropout = self.dropout if self.training else 0.0
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         is_grouped = q.shape[1] != k.shape[1]
@@ -158,3 +167,19 @@ def _rotate(
     else:
         rotated = torch_npu.npu_rotary_mul(rotated, cos, sin, "interleave" if rotary_interleaved else "half")
     return rotated if rest.shape[-1] == 0 else torch.cat((rotated, rest), dim=-1)
+
+
+def balance_experts(model: torch.nn.Module) -> None:
+    """In a dry run, let every expert get the same number of tokens; in training nothing changes."""
+    if mock is not None:
+        for module in model.modules():
+            if isinstance(module, TopKRouter):
+                module.register_forward_hook(_route_evenly)
+
+
+def _route_evenly(router: Any, _: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    probabilities, routing_map = output
+    n_tokens, n_experts = routing_map.shape
+    first = torch.arange(n_tokens, device=routing_map.device).unsqueeze(1) * router.topk
+    chosen = (torch.arange(n_experts, device=routing_map.device) - first) % n_experts < router.topk
+    return probabilities, mock(chosen, routing_map)

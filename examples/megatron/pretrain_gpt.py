@@ -22,7 +22,7 @@ from ascend import IS_NPU  # before Megatron-core is imported  # isort: skip
 import megatron.core.optimizer
 from arguments import parse_arguments, refuse
 from configs import ddp_config, optimizer_config, transformer_config
-from layers import install_rotary, layer_spec
+from layers import balance_experts, install_rotary, layer_spec
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.enums import ModelType
@@ -38,8 +38,7 @@ Batch = dict[str, torch.Tensor | None]
 def main() -> None:
     args = parse_arguments()
     start_parallel(args)
-    if args.use_fused_rotary_pos_emb:
-        install_rotary(args)
+    install_rotary(args)
     use_fused_adam()
     chunks = build_model(args)
     optimizer = get_megatron_optimizer(optimizer_config(args), chunks)
@@ -83,9 +82,16 @@ def start_parallel(args: Namespace) -> None:
 
 
 def use_fused_adam() -> None:
-    """Without Apex or Transformer Engine Megatron-core falls back to torch's Adam: take its fused kernel."""
+    """Without Apex or Transformer Engine Megatron-core takes torch's Adam, tensor lists and all: take its fused kernel."""
     if megatron.core.optimizer.USING_PYTORCH_OPTIMIZER:
-        megatron.core.optimizer.Adam = partial(torch.optim.AdamW, fused=True)
+        megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
+        megatron.core.optimizer.Adam = fused_adam
+
+
+def fused_adam(params: Any, adam_w_mode: bool = True, **kwargs: Any) -> torch.optim.Optimizer:
+    """Torch's fused kernel by Apex's interface: it updates in place and needs no temporary tensors."""
+    kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
+    return kind(params, fused=True, **kwargs)
 
 
 def build_model(args: Namespace) -> list[DistributedDataParallel]:
@@ -110,6 +116,8 @@ def build_model(args: Namespace) -> list[DistributedDataParallel]:
             vp_stage=vp_stage,
         )
         model.model_type = ModelType.encoder_or_decoder
+        if args.num_experts:
+            balance_experts(model)
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         model = model.cuda(torch.cuda.current_device())

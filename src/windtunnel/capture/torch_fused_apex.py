@@ -30,7 +30,10 @@ def apex_modules() -> dict[str, dict[str, Any]]:
 def _kernels(name: str, mask: str) -> dict[str, Any]:
     """Megatron's autograd functions call these and keep only the result."""
     forward = define(
-        name, f"forward(Tensor input, {mask}float scale) -> Tensor", lambda x, *rest: x.new_empty(x.shape)
+        name,
+        f"forward(Tensor input, {mask}float scale) -> Tensor",
+        lambda x, *rest: x.new_empty(x.shape),
+        package="apex",
     )
     backward = define(
         name,

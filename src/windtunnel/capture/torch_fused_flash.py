@@ -109,6 +109,7 @@ def _define(forward: str, backward: str, packed: str) -> None:
         _NAME,
         f"{forward}(Tensor q, Tensor k, Tensor v, {packed}{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
         _forward_shapes,
+        package=_NAME,
     )
     run_backward = define(
         _NAME,

@@ -22,7 +22,10 @@ _NAME = "npu_rotary_position_embedding"
 def mindspeed_modules() -> dict[str, dict[str, Any]]:
     """The one module a script imports, with the function of its name."""
     forward = define(
-        "mindspeed", f"{_NAME}(Tensor x, Tensor cos, Tensor sin, int mode=0) -> Tensor", _rotated_shape
+        "mindspeed",
+        f"{_NAME}(Tensor x, Tensor cos, Tensor sin, int mode=0) -> Tensor",
+        _rotated_shape,
+        package="mindspeed",
     )
     backward = define(
         "mindspeed",

@@ -20,6 +20,7 @@ __all__ = ["define", "differentiate"]
 
 Tensor = torch.Tensor
 _libraries: dict[str, torch.library.Library] = {}
+_announced: set[str] = set()
 
 
 def define(
@@ -27,8 +28,12 @@ def define(
     schema: str,
     shapes: Callable[..., Any],
     scratch: Callable[..., Sequence[int]] | None = None,
+    package: str = "",
 ) -> Any:
-    """A new operator: `shapes` returns empty tensors like its results, `scratch` the bytes it takes while running."""
+    """A new operator: `shapes` returns empty tensors like its results, `scratch` the bytes it takes while running.
+
+    `package` is what would have to be installed for the real one: the report says once that it was simulated.
+    """
     library = _library(namespace)
     name = schema.partition("(")[0]
     library.define(schema)
@@ -36,6 +41,9 @@ def define(
     library.impl(name, shapes, "Meta")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if package and package not in _announced:
+            _announced.add(package)
+            world.recorder.notice(f"{package} is not installed here: its kernels were simulated")
         held = [] if scratch is None else _take(scratch(*args, **kwargs), args)
         result = call_kernel(op, *args, **kwargs)
         del held

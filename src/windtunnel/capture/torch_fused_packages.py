@@ -1,7 +1,7 @@
 """Packages of fused kernels that exist only where the accelerator is: importable in a dry run, and said so.
 
     import flash_attn ──> the real one, if it is installed
-                      └─> else the simulated one: its kernels as operators; one notice in the report
+                      └─> else the simulated one: its kernels as operators; the report says so when one is used
 
 Python asks the finder below last, so an installed package always wins. A package is offered only on the kind of
 device that has it, and only by the names written here: what else it has fails to import, as it would if it were
@@ -16,7 +16,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_fused_apex import apex_modules
 from windtunnel.capture.torch_fused_flash import flash_attn_modules
 from windtunnel.capture.torch_fused_mindspeed import mindspeed_modules
@@ -35,7 +34,7 @@ _OFFERED: dict[tuple[str, str], Callable[[], Modules]] = {
 }  # fmt: skip
 
 
-def install_packages(recorder: Recorder, device_type: str) -> None:
+def install_packages(device_type: str) -> None:
     """Offer this device's packages to every later import."""
     hidden = {name.strip() for name in os.environ.get("WINDTUNNEL_WITHOUT", "").split(",")}
     offered = {
@@ -43,14 +42,14 @@ def install_packages(recorder: Recorder, device_type: str) -> None:
         for (kind, package), make in _OFFERED.items()
         if kind == device_type and package not in hidden
     }
-    sys.meta_path.append(_Finder(recorder, offered))
+    sys.meta_path.append(_Finder(offered))
 
 
 class _Finder:
     """Answers for the packages it was given; a package's modules are made once."""
 
-    def __init__(self, recorder: Recorder, offered: dict[str, Callable[[], Modules]]) -> None:
-        self.recorder, self.offered = recorder, offered
+    def __init__(self, offered: dict[str, Callable[[], Modules]]) -> None:
+        self.offered = offered
         self.made: dict[Callable[[], Modules], Modules] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -69,5 +68,4 @@ class _Finder:
 
     def exec_module(self, module: types.ModuleType) -> None:
         package = module.__name__.partition(".")[0]
-        self.recorder.notice(f"{package} is not installed here: its kernels were simulated")
         vars(module).update(self.made[self.offered[package]].get(module.__name__, {}))

@@ -107,7 +107,7 @@ def install(
     torch_foreach.install_foreach()
     torch_cuda.install_device_module(device, n_devices, counters)
     torch_generators.install_generators(device.kind)
-    torch_fused_packages.install_packages(recorder, device.kind)
+    torch_fused_packages.install_packages(device.kind)
     torch_checkpoint.install_checkpoints()
     torch_safetensors.install_safetensors()
     torch_processes.install_processes()
