@@ -46,3 +46,37 @@ def test_attention_of_dtensors_takes_the_kernel_of_the_card():
     assert run.answer == (1, 8, 64, 32)
     assert "aten._scaled_dot_product_flash_attention.default" in run.op_names
     assert "aten.bmm.default" not in run.op_names
+
+
+def test_an_overflow_check_of_sharded_gradients_finds_none():
+    """DeepSpeed reduces first and tests the extremes; a step it skips would hide the optimizer's memory."""
+
+    def program():
+        x = torch.randn(1000, 1000, device="cuda")
+        overflow = torch.isfinite(x.amax()).logical_and(torch.isfinite(x.amin())).logical_not()
+        count = torch.zeros(1, device="cuda")
+        count += overflow
+        flag, norm = count.bool().byte(), x.norm()
+        nan = torch.tensor([1.0, float("nan")], device="cuda")
+        return (
+            flag[0].item(),
+            bool((~torch.isfinite(norm) | (norm < 0)).any()),
+            bool(norm != norm),
+            nan.isnan().tolist(),
+        )
+
+    run = simulate(program)
+    assert run.answer == (0, False, False, [False, True])
+    assert [u["count"] for u in run.unknown_values] == [
+        1
+    ]  # `norm < 0` is answered as for 1; the rest is certain
+
+
+def test_a_number_without_dimensions_travels_between_ranks():
+    def program():
+        dist.init_process_group("nccl")
+        step = torch.tensor(7, device="cuda")
+        dist.broadcast(step, 0)
+        return step.item()
+
+    assert simulate(program, world_size=4).answer == 7

@@ -1,11 +1,15 @@
 """A simulated number is finite, and compares as 1: `isnan`, `x < 0` and `any` of them are false.
 
+    isnan(x), x == x, x < inf ──> certain, so the answers are known values, and so is what is computed from them
+    x < 0                     ──> as for 1, the number an unknown value reads as
+
 Values a device would compute are unknown, but a script that stops at a NaN must not stop here. Everything else
 that is unknown and asked for its truth is True (docs/unknown-values.md).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -14,26 +18,43 @@ import torch
 from windtunnel.capture.torch_kernels import run_generic
 from windtunnel.capture.torch_operators import special
 from windtunnel.capture.torch_storage import sim_of
-from windtunnel.capture.torch_values import all_false
+from windtunnel.capture.torch_values import all_false, remember_values, values_of
 
 __all__ = ["install_finite"]
 
 _TESTS = ("isnan", "isinf", "isposinf", "isneginf")
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+_SELF_COMPARISONS = {"eq": True, "ne": False}  # a number equals itself, unless it is NaN
 _FOLLOWED = ("any", "any.dim", "any.dims", "logical_or", "bitwise_or.Tensor")
 
 
+_full = torch.full  # torch's own, before constructors are replaced
+
+
 def install_finite() -> None:
-    """Let the answers of these operators be known to be false."""
+    """Let the answers of these operators be those for finite numbers."""
     special.update({f"aten::{name}": _is_false for name in _TESTS})
+    special.update(
+        {f"aten::{name}.Tensor": _with_itself(is_true) for name, is_true in _SELF_COMPARISONS.items()}
+    )
     special.update({f"aten::{name}.Scalar": _as_for_one(compare) for name, compare in _COMPARISONS.items()})
     special.update({f"aten::{name}": _false_if_inputs_are for name in _FOLLOWED})
 
 
 def _is_false(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = run_generic(op, args, kwargs)
-    _mark(result)
+    _settle(result, False)
     return result
+
+
+def _with_itself(is_true: bool) -> Any:
+    def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = run_generic(op, args, kwargs)
+        if args[0] is args[1]:
+            _settle(result, is_true)
+        return result
+
+    return run
 
 
 def _as_for_one(compare: Any) -> Any:
@@ -41,7 +62,9 @@ def _as_for_one(compare: Any) -> Any:
 
     def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run_generic(op, args, kwargs)
-        if not compare(1, args[1]):
+        if isinstance(args[1], float) and not math.isfinite(args[1]):
+            _settle(result, compare(1, args[1]))
+        elif not compare(1, args[1]):
             _mark(result)
         return result
 
@@ -50,10 +73,25 @@ def _as_for_one(compare: Any) -> Any:
 
 def _false_if_inputs_are(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = run_generic(op, args, kwargs)
-    inputs = [sim_of(a) for a in args if isinstance(a, torch.Tensor)]
-    if all(sim is not None and sim.id in all_false for sim in inputs):
+    if all(_is_all_false(a) for a in args if isinstance(a, torch.Tensor)):
         _mark(result)
     return result
+
+
+def _is_all_false(tensor: torch.Tensor) -> bool:
+    sim = sim_of(tensor)
+    if sim is not None and sim.id in all_false:
+        return True
+    known = values_of(tensor)
+    return known is not None and not known.any().item()
+
+
+def _settle(result: torch.Tensor, is_true: bool) -> None:
+    """Every element of the result is certain, though the numbers are not known."""
+    if not is_true:
+        _mark(result)
+    if sim_of(result) is not None and values_of(result) is None:
+        remember_values(result, _full((), is_true, dtype=result.dtype).expand(result.shape))
 
 
 def _mark(result: torch.Tensor) -> None:

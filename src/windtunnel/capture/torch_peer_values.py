@@ -95,7 +95,7 @@ def travels(tensor: Tensor) -> bool:
 def bytes_of(tensor: Tensor) -> bytes:
     """The values as they travel; empty if they are unknown."""
     known = values_of(tensor)
-    return b"" if known is None else known.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return b"" if known is None else known.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def put_bytes(tensor: Tensor, payload: bytes) -> None:
