@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench qwen clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,15 @@ check: $(VENV)/.dev  ## format, lint and test
 
 bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
 	@$(BIN)/python -m benchmarks
+
+# Without its dependencies: megatron-core would pull packages that only CUDA cards can use.
+$(VENV)/.megatron: $(VENV)/.run
+	@$(PIP) einops
+	@$(PIP) --no-deps megatron-core==0.16.1
+	@touch $@
+
+qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run
+	@$(BIN)/python -m benchmarks.qwen_table
 
 clean:  ## remove the virtual environment and outputs
 	rm -rf $(VENV) windtunnel-out*
