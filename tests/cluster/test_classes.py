@@ -219,7 +219,7 @@ def test_any_world_of_runs_is_recovered_at_a_bounded_cost(world):
     classes, rounds = explore(sizes, digest)
     assert_recovered(classes, sizes, digest)
     asked = [rank for wanted in rounds for rank in wanted]
-    assert len(asked) == len(set(asked)) <= n_looks
+    assert len(asked) == len(set(asked)) <= max(n_looks, 8)  # every rank of a small world is looked at
 
 
 @settings(max_examples=150, deadline=None)

@@ -44,6 +44,7 @@ class Recorder:
     n_ops: int = 0
     n_storages: int = 0
     n_steps: int = 0
+    is_collecting: int = 0  # 1 while Python's cycle collector runs: what it frees, it frees at no fixed time
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)  # one sentence -> how often
     on_step: Callable[[int], None] | None = None

@@ -98,7 +98,7 @@ def _write_free(sim: SimStorage) -> None:
             sim.id,
             -1,
             -1,
-            0,
+            recorder.is_collecting,
             recorder.module,
             recorder.phase,
             recorder.stream,

@@ -30,7 +30,8 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
     storage = _numbers_of_storages(kind, subject, device)
     call = _numbers_of_calls(kind, subject)
     # A row of FREE or MARK does not always know its device; the row that allocated does.
-    of_storage = np.isin(kind, _OF_STORAGE) & (storage >= 0)
+    # When Python's cycle collector runs depends on all a rank's objects, not on its work: its frees say nothing.
+    of_storage = np.isin(kind, _OF_STORAGE) & (storage >= 0) & ~((kind == Kind.FREE) & (columns["role"] != 0))
     of_call = (kind == Kind.COLLECTIVE) | ((kind == Kind.WAIT) & (call >= 0))
     makes = (kind == Kind.OP) & (device >= 0) & (np.diff(recording.outputs[0]) > 0)
     keep = of_storage | of_call | makes | (kind == Kind.STEP)
