@@ -29,6 +29,8 @@ class UnknownValue:
     what: str
     value: object
     count: int = 0
+    step: int = 0  # in which it was read last, and how often in that step
+    count_in_step: int = 0
 
 
 @dataclass
@@ -76,13 +78,18 @@ class Recorder:
 
     # -- what cannot be known -----------------------------------------------------------------------------
 
-    def invent(self, what: str, value: object) -> None:
+    def invent(self, what: str, value: object) -> UnknownValue:
         """Note that the program read a value that does not exist, at the line of its own code."""
         where = self.user_line()
         key = (where, what)
         if key not in self.unknown_values:
             self.unknown_values[key] = UnknownValue(where, what, value)
-        self.unknown_values[key].count += 1
+        unknown = self.unknown_values[key]
+        unknown.count += 1
+        if unknown.step != self.n_steps:
+            unknown.step, unknown.count_in_step = self.n_steps, 0
+        unknown.count_in_step += 1
+        return unknown
 
     def notice(self, sentence: str) -> None:
         """Something the user should know about this run; said once, counted."""

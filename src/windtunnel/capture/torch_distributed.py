@@ -45,6 +45,7 @@ def install_distributed(rank: int, world_size: int, mail: Mail | None, stops_ear
     _register_backends()
     _replace_init(rank, world_size)
     _replace("_new_group_with_tag", _new_group)
+    _replace("new_group", _untagged_group)
     _replace("split_group", _split_group)
     _replace("all_gather_object", _all_gather_object)
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
@@ -147,6 +148,12 @@ def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, back
         **({"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}),
     )
     return group
+
+
+def _untagged_group(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None,
+                    use_local_synchronization: bool = False, **rest: Any) -> Any:  # fmt: skip
+    """Without torch's logging of each call: a large job makes tens of thousands of groups, nearly all of others."""
+    return _new_group(ranks, timeout, backend, pg_options, None, use_local_synchronization, **rest)
 
 
 def _members(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:

@@ -354,6 +354,10 @@ def _short(ranks: tuple[int, ...]) -> str:
     )
 
 
+def _is_empty(splits: Any) -> bool:
+    return splits is None or len(splits) == 0  # lists, or arrays of numpy
+
+
 def _as_list(tensors: Any) -> Any:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
