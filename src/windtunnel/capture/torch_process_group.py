@@ -220,7 +220,10 @@ class SimulatedGroup(dist.ProcessGroup):
     ) -> SimulatedWork:
         known = values_of(source)
         is_even = (
-            not output_split and not input_split and known is not None and known.numel() % self.size() == 0
+            _is_empty(output_split)
+            and _is_empty(input_split)
+            and known is not None
+            and known.numel() % self.size() == 0
         )
         own = known.reshape(self.size(), -1)[self._rank] if is_even and known.numel() else None
         peers.write_values(output, None if own is None else own.repeat(self.size()))
