@@ -116,6 +116,7 @@ NOT_HERE = {
     "cuda-graph-impl": "graphs keep pools of their own",
     "pipeline-model-parallel-layout": "only even stages and first/last exceptions are built here",
     "overlap-moe-expert-parallel-comm": _TE,
+    "overlap-param-gather-with-optimizer-step": "is not built here",
     "multi-latent-attention": "only grouped-query attention is built here",
     "step-batch-size-schedule": "the batch size is constant here",
 }
