@@ -184,6 +184,8 @@ def _complete(args: Namespace) -> None:
         args.accumulate_allreduce_grads_in_fp32 = True
     if args.recompute_activations:
         args.recompute_granularity = "selective"
+    if args.tensor_model_parallel_size == 1:  # as Megatron-LM: there is nothing to split the sequence over
+        args.sequence_parallel = False
     args.padded_vocab_size = args.padded_vocab_size or _padded(args)
     args.virtual_pipeline_model_parallel_size = _virtual_stages(args)
     model = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size

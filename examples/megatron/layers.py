@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
@@ -55,6 +57,8 @@ def layer_spec(config: Any, args: Namespace, vp_stage: int | None) -> Transforme
             attention.q_layernorm = attention.k_layernorm = Norm
         if args.use_flash_attn:
             attention.core_attention = FlashAttention
+        elif args.transformer_impl == "transformer_engine":
+            attention.core_attention = UnfusedAttention
         if config.use_te_activation_func:
             _use_fused_swiglu(parts.mlp.submodules)
     return TransformerBlockSubmodules(layer_specs=mine, layer_norm=Norm)
@@ -133,6 +137,23 @@ class FlashAttention(MegatronModule):
             ones = torch.ones((_COMPRESSED, _COMPRESSED), dtype=torch.bool, device=device)
             FlashAttention._mask = torch.triu(ones, diagonal=1)
         return FlashAttention._mask
+
+
+class UnfusedAttention(DotProductAttention):
+    """Score matrices made anew in every call, as in Transformer Engine; Megatron's own keeps one buffer for good."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        kept = parallel_state._GLOBAL_MEMORY_BUFFER
+        parallel_state._GLOBAL_MEMORY_BUFFER = _NoBuffer()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            parallel_state._GLOBAL_MEMORY_BUFFER = kept
+
+
+class _NoBuffer:
+    def get_tensor(self, shape: Any, dtype: torch.dtype, name: str) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=torch.cuda.current_device())
 
 
 class FusedSwiGLU(torch.nn.Module):
