@@ -150,14 +150,13 @@ def test_a_two_dimensional_mesh_shards_twice(tmp_path):
         assert held(rank, "optimizer") == 2 * blocks(shapes)
 
 
-def test_ring_attention_passes_keys_and_values_on(tmp_path):
+def test_ring_attention_gathers_keys_and_values_and_passes_their_gradients_on(tmp_path):
     run_program(tmp_path, "context_parallel")
-    kept = 2 * 4 * (512 // N) * 32  # keys of this rank's part of the sequence: batch, heads, length, width
-    passed = [sizes for sizes in collectives(tmp_path, 0, "c10d.all_to_all") if sizes[0] == 2 * kept]
-    gathered = [
-        sizes for sizes in collectives(tmp_path, 0, "c10d.all_gather") if sizes == (2 * kept, 2 * kept * N)
-    ]
-    assert passed or gathered
+    both = 2 * 2 * 4 * (512 // N) * 32  # keys and values of this rank's part: batch, heads, length, width
+    calls = 2 * 3  # layers, steps
+    gathered = collectives(tmp_path, 0, "c10d.all_gather")
+    assert gathered == [(both, N * both)] * calls * 2  # for forward, and again for backward
+    assert collectives(tmp_path, 0, "c10d.all_to_all") == [(both, both)] * calls * N  # once round the ring
 
 
 @pytest.mark.parametrize("version", [1, 2])
