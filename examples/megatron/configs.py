@@ -74,6 +74,8 @@ def transformer_config(args: Namespace) -> TransformerConfig:
 def _fuses_activation(args: Namespace) -> bool:
     if args.swiglu:
         return not args.no_bias_swiglu_fusion
+    if args.num_experts:  # Megatron-core fuses the experts' probabilities only into gated units
+        return False
     return not (args.squared_relu or args.no_bias_gelu_fusion or args.disable_bias_linear)
 
 

@@ -8,6 +8,7 @@ On an Ascend card the fused kernels are torch_npu's, chosen by MindSpeed's flags
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +18,15 @@ from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe import moe_utils, router
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 try:  # in a dry run, experts' token counts are not known: see balance_experts
-    from windtunnel import mock
+    from windtunnel import is_dry_run, mock
 except ImportError:
-    mock = None
+    is_dry_run = mock = None
 try:
     import torch_npu
 except ImportError:
@@ -192,15 +192,19 @@ def _rotate(
 
 def balance_experts(model: torch.nn.Module) -> None:
     """In a dry run, let every expert get the same number of tokens; in training nothing changes."""
-    if mock is not None:
-        for module in model.modules():
-            if isinstance(module, TopKRouter):
-                module.register_forward_hook(_route_evenly)
+    if mock is None or not is_dry_run():
+        return
+    router.sinkhorn = partial(
+        moe_utils.sinkhorn, tol=1e8
+    )  # iterates until values agree: one pass is enough here
+    for module in model.modules():
+        if isinstance(module, router.TopKRouter):
+            module.register_forward_hook(_route_evenly)
 
 
-def _route_evenly(router: Any, _: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _route_evenly(module: Any, _: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     probabilities, routing_map = output
     n_tokens, n_experts = routing_map.shape
-    first = torch.arange(n_tokens, device=routing_map.device).unsqueeze(1) * router.topk
-    chosen = (torch.arange(n_experts, device=routing_map.device) - first) % n_experts < router.topk
+    first = torch.arange(n_tokens, device=routing_map.device).unsqueeze(1) * module.topk
+    chosen = (torch.arange(n_experts, device=routing_map.device) - first) % n_experts < module.topk
     return probabilities, mock(chosen, routing_map)
