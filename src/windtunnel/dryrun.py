@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank import OUR_BUG, simulate_rank
@@ -35,6 +35,7 @@ def dry_run(
     arguments: Sequence[str] = (),
     world_size: int | None = None,
     rank: int = 0,
+    ranks: Literal["auto", "all"] | Sequence[int] | None = None,
     level: int = 1,
     device: str = DEFAULT_DEVICE,
     allocator: str | None = None,
@@ -43,6 +44,7 @@ def dry_run(
 ) -> RunResult:
     """Dry-run a function or a script; returns the fields of report.json. Prints nothing.
 
+    One rank is simulated, or for a script those of `ranks`: "auto" is one of each kind of work.
     The files of the run, its output among them, stay in the folder `out`; without it they are removed.
     A function runs in a forked child: this process, its torch and its variables stay as they are.
     """
@@ -56,7 +58,7 @@ def dry_run(
         device=profile,
         allocator=chosen,
         allocator_conf=conf_of_environment(chosen),
-        ranks=(rank,),
+        ranks=_ranks(rank, ranks, n_cards),
         world_size=n_cards,
         nproc_per_node=max(1, min(n_cards, 8)),
         is_launched=world_size is not None,
@@ -65,9 +67,10 @@ def dry_run(
         writes_blocks=False,
         writes_snapshot=False,
         folder=Path(),
-        n_jobs=1,
     )
     check_request(request)
+    if callable(fn_or_script) and ranks is not None:
+        raise UsageError("a function is simulated as one rank", hint="use rank=, or put it into a script")
     if not callable(fn_or_script) and not Path(fn_or_script).is_file():
         raise UsageError(
             f"there is no script {fn_or_script}", hint="give the path of a script, or a function"
@@ -79,6 +82,16 @@ def dry_run(
         return _run_in(folder, request, fn_or_script)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ranks(rank: int, ranks: str | Sequence[int] | None, world_size: int) -> tuple[int, ...] | None:
+    if ranks is None:
+        return (rank,)
+    if ranks == "auto":
+        return None if world_size > 1 else (0,)
+    if isinstance(ranks, str) and ranks != "all":
+        raise UsageError(f"cannot read ranks {ranks!r}", hint='use "auto", "all", or a list of numbers')
+    return tuple(range(world_size) if ranks == "all" else dict.fromkeys(ranks))
 
 
 def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:

@@ -107,6 +107,15 @@ def test_a_rank_of_a_world_finds_its_launcher(tmp_path):
     assert (tmp_path / "rank11" / "run.log").read_text().startswith("11 16 3\n")
 
 
+@pytest.mark.parametrize(("ranks", "simulated"), [("auto", None), ([1, 2], [1, 2])])
+def test_a_script_can_be_many_ranks(ranks, simulated, capfd):
+    report = windtunnel.dry_run(SCRIPTS / "stages.py", world_size=4, ranks=ranks)
+    assert [rank.rank for rank in report.ranks] == (simulated or [0, 1, 2, 3])
+    assert {rank.status for rank in report.ranks} <= {"ok", "same_as"}
+    assert report.mismatches == ()
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -116,6 +125,8 @@ def test_a_rank_of_a_world_finds_its_launcher(tmp_path):
         ({"allocator": "cud"}, "there is no allocator 'cud'"),
         ({"steps": 0}, "steps is 0"),
         ({"world_size": 0}, "the world size is 0"),
+        ({"world_size": 4, "ranks": "auto"}, "a function is simulated as one rank"),
+        ({"world_size": 4, "ranks": "0-3"}, "cannot read ranks '0-3'"),
         ({"world_size": 4, "rank": 4}, "there is no rank 4: world size 4 has ranks 0 to 3"),
     ],
 )

@@ -2,7 +2,7 @@
 
     RankTask, exit code ──> a fork of the nursery ──> Analysed, in the queue of events
 
-Without a nursery the work is done here, in a thread.
+A rank that runs alone is analysed here, in a thread: there is nothing to do beside it. So is any if the nursery died.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import pickle
 import socket
 import threading
+import traceback
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,6 +37,7 @@ class Analysts:
         self._request = request
         self._events = events
         self._nursery = nursery
+        self._is_alone = request.ranks is not None and len(request.ranks) == 1
 
     def analyse(self, task: RankTask, code: int) -> None:
         """Answered by an `Analysed` event."""
@@ -47,8 +49,6 @@ class Analysts:
 
         def draw_one(result: RankResult) -> tuple[str, ...]:
             folder = self._request.folder / f"rank{result.rank}"
-            if len(ranks) == 1:
-                return draw_pictures(folder, result, device)
             notes = self._work("draw", (folder.resolve(), result, device), folder)
             return ("the picture could not be drawn: see run.log",) if notes is None else notes
 
@@ -64,15 +64,26 @@ class Analysts:
 
     def _work(self, kind: str, what: tuple[Any, ...], folder: Path) -> Any:
         """The answer; None if the process that worked on it died, its traceback in the rank's log."""
+        if self._is_alone:
+            return _work_here(kind, what, folder)
         ours, theirs = socket.socketpair()
         with Connection(ours.detach()) as line, theirs, _log(folder) as log:
             try:
                 self._nursery.fork(kind, what, theirs.fileno(), log.fileno())
             except NurseryClosed:
-                return {"analyse": analyse_rank, "draw": draw_pictures}[kind](*what)
+                return _work_here(kind, what, folder)
             theirs.close()  # or the end of the child would not be the end of the line
             with suppress(EOFError, OSError):
                 return pickle.loads(line.recv_bytes())
+        return None
+
+
+def _work_here(kind: str, what: tuple[Any, ...], folder: Path) -> Any:
+    try:
+        return {"analyse": analyse_rank, "draw": draw_pictures}[kind](*what)
+    except Exception:
+        with _log(folder) as log:
+            log.write(traceback.format_exc().encode())
         return None
 
 

@@ -46,8 +46,8 @@ class Child:
 class Nursery:
     """The parent's side of the nursery."""
 
-    def __init__(self, *, needs_torch: bool = True, folder: str | None = None) -> None:
-        self._needs_torch = needs_torch
+    def __init__(self, n_ranks: int, folder: str | None = None) -> None:
+        self._n_ranks = n_ranks  # it may be asked for; 0: it is only for analyses, which need no torch
         self.folder = folder  # to work in; None: where this process is
         self._lock = threading.Lock()
         self._orders: dict[int, tuple[Future[int], Future[int | None]]] = {}  # number -> its pid, its code
@@ -93,7 +93,7 @@ class Nursery:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _START, str(theirs.fileno()), str(int(self._needs_torch))],
+                [sys.executable, "-u", "-c", _START, str(theirs.fileno()), str(self._n_ranks)],
                 stdin=subprocess.DEVNULL,  # nobody is there to answer: a script that asks must not wait
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -21,26 +21,27 @@ import sys
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank import OUR_BUG, be_rank
-from windtunnel.commands.rank_analysis import analyse_rank, draw_pictures
 from windtunnel.frameworks import load
 
 __all__ = ["SIZES", "start", "tell"]
 
 SIZES = struct.Struct("=qq")  # before an order: its number, its length; in an answer: number, pid or code
-_JOBS = {"analyse": analyse_rank, "draw": draw_pictures}
 
 
 def start() -> None:
-    """Serve orders until the socket is closed; on the command line: its number, and 1 if ranks will be run."""
-    if sys.argv[2] == "1":
+    """Serve orders until the socket is closed; on the command line: its number, and how many ranks may come."""
+    n_ranks = int(sys.argv[2])
+    if n_ranks:
         with suppress(Exception):  # whatever is wrong with torch, each rank will say so in its own log
-            load("capture", "rank", "torch")
-    gc.collect()
-    gc.freeze()  # a collection in a child need not touch, and so copy, what was imported here
+            load("commands", "preload", "torch").preload(is_for_many=n_ranks > 1)
+    if n_ranks != 1:
+        _work_on("nothing", ())
+        gc.collect()
+        gc.freeze()  # a collection in a child need not touch, and so copy, what was imported here
     control = socket.socket(fileno=int(sys.argv[1]))
     del sys.argv[1:]
     children: dict[int, int] = {}  # process id -> number of its order
@@ -112,12 +113,19 @@ def _be_child(
         kind, what = pickle.loads(order)
         if kind == "rank":
             be_rank(RankTask.from_json(what), Connection(line))
-        Connection(line).send_bytes(pickle.dumps(_JOBS[kind](*what)))
+        Connection(line).send_bytes(pickle.dumps(_work_on(kind, what)))
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _work_on(kind: str, what: tuple[Any, ...]) -> Any:
+    from windtunnel.commands import rank_analysis  # a rank that runs alone is analysed elsewhere
+
+    jobs = {"analyse": rank_analysis.analyse_rank, "draw": rank_analysis.draw_pictures}
+    return jobs[kind](*what) if kind in jobs else None
 
 
 def _forget_random_state() -> None:

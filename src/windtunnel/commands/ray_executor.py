@@ -242,5 +242,5 @@ def _nursery_of_worker(folder: str | None) -> Nursery:
     if _nursery is None:
         for name in _SET_BY_RAY:
             os.environ.pop(name, None)
-        _nursery = Nursery(folder=folder)
+        _nursery = Nursery(_MOST_WAITING, folder)
     return _nursery

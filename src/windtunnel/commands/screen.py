@@ -122,7 +122,7 @@ class Screen:
     def _progress(self) -> Text:
         request, world = self._request, self._world
         seconds = time.monotonic() - self._started
-        n_steps = sum(world.steps.values()) if world is not None else 0
+        n_steps = sum(list(world.steps.values())) if world is not None else 0
         if self._is_one_rank or world is None:
             what = f"rank {request.ranks[0]}" if request.ranks else "ranks"
             of = f" of {request.world_size}" if request.world_size > 1 else ""

@@ -59,7 +59,8 @@ def simulate(request: RunRequest, on_line: OnLine, watch: Callable[[WorldProgres
     is_local = request.executor == "local"
     choice = RankClasses(request.world_size) if request.ranks is None else ChosenRanks(request.ranks)
     with ExitStack() as closing:
-        nursery = Nursery(needs_torch=is_local)
+        n_ranks = request.world_size if request.ranks is None else len(request.ranks)
+        nursery = Nursery(n_ranks if is_local else 0)
         closing.callback(nursery.close)
         executor: Executor
         if is_local:
@@ -79,11 +80,15 @@ def simulate(request: RunRequest, on_line: OnLine, watch: Callable[[WorldProgres
         representative = choice.representatives() if outcome.is_whole else {}
         reported, representative = _reported(request, findings, representative, outcome)
         mismatches = () if outcome.is_interrupted else _mismatches(request, reported, representative)
-        drawn = analysts.draw(_worth_a_picture(request, reported), n_jobs)
+        is_interrupted = outcome.is_interrupted
+        try:
+            drawn = analysts.draw(_worth_a_picture(request, reported), n_jobs)
+        except KeyboardInterrupt:
+            drawn, is_interrupted = {}, True  # the report is worth more than its pictures
     for rank, notes in drawn.items():
         reported[rank] = _noted(reported[rank], notes)
     simulation = summarise(request, reported, representative, mismatches)
-    if outcome.is_interrupted:
+    if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
     return simulation
 

@@ -70,7 +70,7 @@ class ChosenRanks:
 
 @dataclass
 class WorldProgress:
-    """How far the world is, for whoever watches."""
+    """How far the world is, for whoever watches, from another thread: it takes copies of what it counts."""
 
     n_slots: int
     running: dict[int, float] = field(default_factory=dict)  # rank -> when it was started
@@ -87,7 +87,7 @@ class WorldProgress:
         if not self.n_done:
             return None
         mean, now = self.seconds_of_done / self.n_done, time.monotonic()
-        begun = sum(max(0.0, mean - (now - start)) for start in self.running.values())
+        begun = sum(max(0.0, mean - (now - start)) for start in list(self.running.values()))
         return (begun + mean * (self.n_known - self.n_done - len(self.running))) / self.n_slots
 
 
@@ -154,9 +154,7 @@ class World:
 
     def _start_more(self) -> None:
         while self._queue and not self._is_stopping and self._n_busy() < self._n_jobs:
-            rank = self._queue.pop(0)
-            if rank not in self._tasks:
-                self._start(rank)
+            self._start(self._queue.pop(0))
 
     def _n_busy(self) -> int:
         return len(self.progress.running) - len(self._office.waiting) + len(self._analysing)
@@ -181,7 +179,7 @@ class World:
     def _count(self) -> None:
         progress = self.progress
         progress.n_waiting = len(self._office.waiting)
-        progress.n_known = len(self._tasks) + sum(1 for rank in self._queue if rank not in self._tasks)
+        progress.n_known = len(self._tasks) + len(self._queue)
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -219,7 +217,10 @@ class World:
         self._answer(self._office.fetch(fetch))
         if fetch.rank in self._office.waiting and fetch.sender not in self._tasks and not self._is_stopping:
             # At once, whatever --jobs says: the rank that asks is idle until this one has come so far.
-            self._asked_by[fetch.sender] = fetch.rank
+            if fetch.sender in self._queue:
+                self._queue.remove(fetch.sender)
+            else:
+                self._asked_by[fetch.sender] = fetch.rank
             self._start(fetch.sender)
 
     def _answer(self, answers: Answers) -> None:

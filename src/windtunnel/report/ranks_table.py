@@ -27,31 +27,41 @@ def members_of(result: RunResult) -> dict[int, list[int]]:
 
 
 def ranks_table(result: RunResult, members: dict[int, list[int]]) -> FittedTable:
-    """One row for each kind of work; of very many kinds, those that need the most memory."""
-    simulated = [rank for rank in result.ranks if rank.same_as is None]
-    shown = simulated
-    if len(simulated) > _MOST_ROWS:
-        by_need = sorted(
-            simulated, key=lambda rank: (rank.status != "failed", -rank.peak_with_fragments_bytes)
-        )
-        shown = sorted(by_need[:_MOST_ROWS], key=lambda rank: rank.rank)
-    rows = [_row(rank, members[rank.rank]) for rank in shown]
-    if len(simulated) > len(shown):
-        others = by_need[_MOST_ROWS:]
-        n_ranks = sum(len(members[rank.rank]) for rank in others)
-        rows.append(("(others, which need less)", str(n_ranks), (f"{len(others)} ranks", ""), "", "", "", ""))
+    """One row for all ranks with the same memory; of very many rows, those that need the most."""
+    alike: dict[object, list[RankResult]] = {}
+    for rank in result.ranks:
+        if rank.same_as is None:
+            needs = (rank.peak_bytes, rank.peak_with_fragments_bytes, rank.at_peak_bytes)
+            alike.setdefault((rank.status, rank.error, rank.steps, *needs), []).append(rank)
+    by_need = sorted(alike.values(), key=lambda ranks: _need(ranks[0]))
+    shown = sorted(by_need[:_MOST_ROWS], key=lambda ranks: ranks[0].rank)
+    rows = [_row(ranks, _all_of(ranks, members)) for ranks in shown]
+    if others := [rank for ranks in by_need[_MOST_ROWS:] for rank in ranks]:
+        simulated = (f"{len(others)} ranks", "")
+        n_ranks = str(len(_all_of(others, members)))
+        rows.append(("(others, which need less)", n_ranks, simulated, "", "", "", ""))
     columns = ("ranks", "count", "simulated", "peak", "with fragments", "status", "what holds most")
     return FittedTable(columns, tuple(rows), ("what holds most", "ranks", "simulated"))
 
 
-def _row(rank: RankResult, members: Sequence[int]) -> tuple[Cell, ...]:
+def _need(rank: RankResult) -> tuple[bool, int]:
+    """Sorts failed ranks first, then the tightest."""
+    return rank.status != "failed", -rank.peak_with_fragments_bytes
+
+
+def _all_of(ranks: Sequence[RankResult], members: dict[int, list[int]]) -> list[int]:
+    return [member for rank in ranks for member in members[rank.rank]]
+
+
+def _row(ranks: Sequence[RankResult], members: Sequence[int]) -> tuple[Cell, ...]:
+    rank = ranks[0]
     held = sorted(rank.at_peak_bytes.items(), key=lambda item: -item[1])[:_HOLDERS]
     named = [f"{role} {format_bytes(n)}" for role, n in held if n]
     ranges = rank_ranges(members)
     return (
         tuple(dict.fromkeys(_cut(ranges, width) for width in _FORMS)),
         str(len(members)),
-        (f"rank {rank.rank}", ""),
+        (_cut(rank_ranges(rank.rank for rank in ranks), _FORMS[-1]), ""),
         format_bytes(rank.peak_bytes),
         format_bytes(rank.peak_with_fragments_bytes),
         rank.status,
