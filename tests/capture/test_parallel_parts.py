@@ -80,3 +80,33 @@ def test_a_number_without_dimensions_travels_between_ranks():
         return step.item()
 
     assert simulate(program, world_size=4).answer == 7
+
+
+def _attend_flexibly(is_compiled):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = torch.compile(flex_attention) if is_compiled else flex_attention
+    q, k, v = (
+        torch.zeros(2, heads, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 4, 4)
+    )
+    out = attend(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j), enable_gqa=True)
+    out.sum().backward()
+    return tuple(out.shape), tuple(q.grad.shape), tuple(k.grad.shape), tuple(v.grad.shape)
+
+
+def test_compiled_flex_attention_is_one_kernel_without_scores():
+    run = simulate(lambda: _attend_flexibly(True))
+    assert run.answer == ((2, 8, 256, 64), (2, 8, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
+    rows = 2 * 8 * 256
+    out, lse = rows * 64 * 2, rows * 4
+    sizes = [n for n in run.alloc_sizes() if n > 64]  # the mask of no blocks is a few numbers
+    assert sizes[3:6] == [out, lse, lse]  # after q, k and v: the result, a log-sum-exp and a maximum per row
+    assert max(sizes) == out  # scores would take 256 numbers a row
+    assert "flex_attention.backward.default" in run.op_names
+
+
+def test_uncompiled_flex_attention_makes_every_score():
+    run = simulate(lambda: _attend_flexibly(False))
+    assert max(run.alloc_sizes()) >= 2 * 8 * 256 * 256 * 4
+    assert not any("compile" in notice for notice in run.notices)
