@@ -269,3 +269,28 @@ def test_the_order_of_learning_does_not_matter(world, chance: random.Random):
         )
     assert classes.representatives() == expected.representatives()
     assert asked == {rank for wanted in rounds for rank in wanted}
+
+
+def test_ranks_that_differ_only_in_crumbs_of_memory_are_one_class():
+    """A sharded optimizer cuts its buffer at other tensors on each rank: other pieces, as many bytes."""
+    classes = RankClasses(64)
+    asked = set()
+    while wanted := classes.wanted():
+        asked |= set(wanted)
+        for rank in wanted:
+            peak = 10**9 + 500 * rank
+            talk = RankTalk(rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak)
+            classes.learn(talk, rank)
+    assert set(classes.representatives().values()) == {0}
+    assert len(asked) <= 4
+
+
+def test_the_same_model_with_more_memory_is_another_class():
+    classes = RankClasses(64)
+    while wanted := classes.wanted():
+        for rank in wanted:
+            peak = 10**9 if rank < 32 else 10**9 + 2 * 10**6
+            classes.learn(
+                RankTalk(rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak), rank
+            )
+    assert classes.representatives() == {rank: 0 if rank < 32 else 32 for rank in range(64)}

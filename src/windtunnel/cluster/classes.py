@@ -10,6 +10,10 @@ and a run of the model whose ends are equal on another line is a run there too. 
 within is looked at as well as the first: it is where an uneven rest is, of whatever is divided over several axes.
 The cost does not depend on how long an axis is, but for the halving.
 
+Ranks do the same if they allocate, free and call the same, in the same order. A sharded optimizer never does: its
+pieces of equal size are cut at other tensors on every rank. So ranks whose model and calls are the same, and whose
+peaks differ by less than a thousandth, count as equal too.
+
 What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
 """
 
@@ -26,6 +30,7 @@ __all__ = ["RankClasses"]
 
 _FAILED = "failed"  # no digest looks like this
 _MOST_RUNS = 8  # of a model worth following
+_CRUMBS = 0.001  # of the peak: what a sharded optimizer's pieces differ by from rank to rank
 _SMALL_WORLD = 8  # ranks, one machine's: every one is looked at, since a mistake may be in any
 
 
@@ -36,6 +41,9 @@ class RankClasses:
         self._world_size = world_size
         self._digests: dict[int, str] = {}
         self._groups: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._kin: dict[
+            str, list[tuple[str, int]]
+        ] = {}  # rough digest -> the digests under it, with their peaks
 
     def wanted(self) -> tuple[int, ...]:
         """Ranks to simulate next, all at once if you can; none when every class is known."""
@@ -49,9 +57,19 @@ class RankClasses:
 
     def learn(self, talk: RankTalk | None, rank: int) -> None:
         """Take in a simulated rank, asked for or not. None: it failed, and is in no class with one that did not."""
-        self._digests[rank] = _FAILED if talk is None else talk.digest
+        self._digests[rank] = _FAILED if talk is None else self._class_of(talk)
         if talk is not None:
             self._groups[rank] = talk.groups
+
+    def _class_of(self, talk: RankTalk) -> str:
+        """Its digest; or that of a rank whose model does the same and whose memory is the same but for crumbs."""
+        if talk.digest in self._digests.values() or not talk.rough_digest:
+            return talk.digest
+        for digest, peak_bytes in self._kin.get(talk.rough_digest, ()):
+            if abs(talk.peak_bytes - peak_bytes) <= _CRUMBS * peak_bytes:
+                return digest
+        self._kin.setdefault(talk.rough_digest, []).append((talk.digest, talk.peak_bytes))
+        return talk.digest
 
     def representatives(self) -> dict[int, int]:
         """Every rank of the world, and the simulated rank that stands for it: the lowest of its class.

@@ -14,19 +14,32 @@ from hashlib import blake2b
 
 import numpy as np
 
-from windtunnel.events.model import Kind, Recording, Signature, TensorSpec
+from windtunnel.events.model import Kind, Phase, Recording, Signature, TensorSpec
 
-__all__ = ["digest_of"]
+__all__ = ["digest_of", "peak_bytes_of"]
 
 _OF_STORAGE = (Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.MARK)
+
+_SMALL = 1e-4  # of the peak
 
 _WITH_PARTNER = ("c10d.send", "c10d.recv")
 
 
-def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
-    """The digest of a recording; `group_sizes` gives the number of members by group id."""
+def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough: bool = False) -> str:
+    """The digest of a recording; `group_sizes` gives the number of members by group id.
+
+    A rough one knows only the larger storages of modules and of backward. Outside them a sharded optimizer cuts its
+    buffer at other tensors on every rank, as many bytes in other pieces; and the small ones follow the data, such as
+    the tokens of a batch that fall into this rank's part of the vocabulary.
+    """
     columns = recording.columns
     kind, subject, device = columns["kind"], columns["subject"], columns["device"]
+    is_model = (columns["phase"] == Phase.BACKWARD) | (
+        (columns["phase"] == Phase.FORWARD) & (columns["module"] >= 0)
+    )
+    if is_rough:
+        is_small = (kind == Kind.ALLOC) & (columns["value"] < _SMALL * peak_bytes_of(recording))
+        device = np.where(is_model & ~is_small, device, -1)
     storage = _numbers_of_storages(kind, subject, device)
     call = _numbers_of_calls(kind, subject)
     # A row of FREE or MARK does not always know its device; the row that allocated does.
@@ -34,6 +47,9 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
     of_storage = np.isin(kind, _OF_STORAGE) & (storage >= 0) & ~((kind == Kind.FREE) & (columns["role"] != 0))
     of_call = (kind == Kind.COLLECTIVE) | ((kind == Kind.WAIT) & (call >= 0))
     makes = (kind == Kind.OP) & (device >= 0) & (np.diff(recording.outputs[0]) > 0)
+    if is_rough:
+        of_storage &= is_model & (kind != Kind.MARK)
+        makes[:] = False
     keep = of_storage | of_call | makes | (kind == Kind.STEP)
     keep |= (kind == Kind.EMPTY_CACHE) & (device >= 0)
     rows = np.flatnonzero(keep)
@@ -59,6 +75,21 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int]) -> str:
     ):
         hashed.update(np.ascontiguousarray(column))
     return hashed.hexdigest()
+
+
+def peak_bytes_of(recording: Recording) -> int:
+    """The most bytes this rank had alive on its devices, as the program asked for them."""
+    columns = recording.columns
+    is_alloc = (columns["kind"] == Kind.ALLOC) & (columns["device"] >= 0)
+    born, n_bytes = columns["subject"][is_alloc], columns["value"][is_alloc]
+    if not len(born):
+        return 0
+    sizes = np.zeros(int(columns["subject"].max()) + 1, np.int64)
+    sizes[born] = n_bytes
+    change = np.where(is_alloc, columns["value"], 0)
+    frees = np.flatnonzero(columns["kind"] == Kind.FREE)
+    change[frees] = -sizes[columns["subject"][frees]]
+    return int(np.cumsum(change).max())
 
 
 def _numbers_of_storages(kind: np.ndarray, subject: np.ndarray, device: np.ndarray) -> np.ndarray:

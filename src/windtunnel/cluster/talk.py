@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from windtunnel.cluster.digest import digest_of
+from windtunnel.cluster.digest import digest_of, peak_bytes_of
 from windtunnel.events.model import Kind, Recording, Signature, TensorSpec
 
 __all__ = ["Call", "Line", "RankTalk", "talk_of"]
@@ -58,6 +58,8 @@ class RankTalk:
     sends: Mapping[tuple[int, int], Line] = field(default_factory=dict)  # (index of the group, peer)
     receives: Mapping[tuple[int, int], Line] = field(default_factory=dict)  # peer -1: from anyone
     n_steps: int = 0
+    rough_digest: str = ""  # equal for ranks whose model does the same, whatever their optimizer's pieces
+    peak_bytes: int = 0
     is_whole: bool = True  # the program ended by itself; False: it was stopped, and would have said more
 
 
@@ -74,16 +76,19 @@ def talk_of(recording: Recording, rank: int, world_size: int) -> RankTalk:
         if group in index_of_group:
             writer.add(index_of_group[group], signature, frame, row < last_step)
     none = Line()
+    sizes = {id: len(groups[index]) for id, index in index_of_group.items()}
     return RankTalk(
         rank,
         world_size,
         groups,
-        digest_of(recording, {id: len(groups[index]) for id, index in index_of_group.items()}),
+        digest_of(recording, sizes),
         tuple(writer.calls),
         tuple(writer.lines("collective").get((index, _NO_PEER), none) for index in range(len(groups))),
         writer.lines("send"),
         writer.lines("recv"),
         len(steps),
+        digest_of(recording, sizes, is_rough=True),
+        peak_bytes_of(recording),
         _is_whole(recording, len(steps)),
     )
 
