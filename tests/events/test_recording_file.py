@@ -60,7 +60,7 @@ EVENTS = {
     ModuleExit: st.builds(ModuleExit, names, phases),
     Step: st.builds(Step, st.integers(1, 2**31)),
     Build: st.builds(Build, names, st.integers(0, 2**40)),
-    Group: st.builds(Group, ids, storages, names, names),
+    Group: st.builds(Group, ids, storages, names, names, devices),
     Collective: st.builds(
         Collective, ids, ids, ids, storages, storages, st.booleans(), names, phases, streams, devices, names
     ),

@@ -23,6 +23,7 @@ from windtunnel.events.model import Kind, Phase, Role, Signature, TensorSpec
 __all__ = ["PeerNeverSent", "SimulatedGroup"]
 
 Tensor = torch.Tensor
+_HOST_LIBRARIES = ("gloo", "mpi", "ucc")  # which keep their buffers in the host's memory
 
 
 class PeerNeverSent(RuntimeError):
@@ -53,8 +54,9 @@ class SimulatedGroup(dist.ProcessGroup):
         SimulatedGroup.n_groups += 1
         self._key = f"{_short(self._ranks)}#{_n_twins(self._ranks)}"
         recorder = store.world.recorder
-        recorder.rows.append((Kind.GROUP, self._id, recorder.writer.name(purpose), -1, 0, -1, recorder.phase, 0, 0,
-                              recorder.frame_here(), self._ranks, ()))  # fmt: skip
+        library = -1 if backend in _HOST_LIBRARIES else 0
+        recorder.rows.append((Kind.GROUP, self._id, recorder.writer.name(purpose), -1, 0, -1, recorder.phase, 0,
+                              library, recorder.frame_here(), self._ranks, ()))  # fmt: skip
 
     # -- what it is ----------------------------------------------------------------------------------------
 

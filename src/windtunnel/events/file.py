@@ -315,7 +315,7 @@ def row_of(event: Event) -> Row:
             return _row(Kind.BUILD, event.module, event.time_us, module=event.module, phase=Phase.BUILD)
         case Group():
             return (
-                Kind.GROUP, event.id, event.name, -1, 0, NO_NAME, Phase.BUILD, 0, 0, event.frame, event.ranks, ()
+                Kind.GROUP, event.id, event.name, -1, 0, NO_NAME, Phase.BUILD, 0, event.device, event.frame, event.ranks, ()
             )  # fmt: skip
         case Collective():
             return (

@@ -222,6 +222,7 @@ class Group:
     ranks: tuple[int, ...]
     name: int = NO_NAME
     frame: int = NO_NAME
+    device: int = 0  # -1: its library runs on the host (gloo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +361,7 @@ class Recording:
             case Kind.STEP:
                 return Step(subject)
             case Kind.GROUP:
-                return Group(subject, self._storages(self.inputs, i), value, frame)
+                return Group(subject, self._storages(self.inputs, i), value, frame, device)
             case Kind.COLLECTIVE:
                 return Collective(
                     subject, value, extra, self._storages(self.inputs, i), self._storages(self.outputs, i),
