@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -88,6 +89,40 @@ def test_fp32_is_refused_as_the_package_refuses_it():
         flash_attn_func(q, q, q)
 
     assert "only support fp16 and bf16" in simulate(program, is_ok=False).error
+
+
+def test_transformers_trains_with_flash_attention_2():
+    def program():
+        for name in [n for n in sys.modules if n.partition(".")[0] == "transformers"]:
+            del sys.modules[name]  # it looks for flash_attn when it is imported
+        import transformers
+
+        config = transformers.LlamaConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=100,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM._from_config(
+            config, attn_implementation="flash_attention_2", dtype=BF16
+        ).cuda()
+        tokens = torch.zeros(2, 16, dtype=torch.int64, device="cuda")
+        model(input_ids=tokens, labels=tokens).loss.backward()
+
+    names = simulate(program).op_names
+    assert names.count("flash_attn._flash_attn_forward.default") == 2
+    assert names.count("flash_attn._flash_attn_backward.default") == 2
+
+
+def test_padding_is_taken_out_and_put_back():
+    def program():
+        from flash_attn.bert_padding import pad_input, unpad_input
+
+        mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
+        x = activation(2, 3, 8)
+        rows, places, starts, longest, used = unpad_input(x, mask)
+        back = pad_input(rows, places, 2, 3)
+        return tuple(rows.shape), starts.tolist(), longest, used.tolist(), tuple(back.shape)
+
+    assert simulate(program).answer == ((3, 8), [0, 2, 3], 2, [2, 1], (2, 3, 8))
 
 
 def importable() -> bool:

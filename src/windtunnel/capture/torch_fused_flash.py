@@ -14,10 +14,11 @@ import torch.nn.functional as F
 
 from windtunnel.capture.torch_fused_operators import define, differentiate
 
-__all__ = ["flash_attn_modules"]
+__all__ = ["FLASH_ATTN_VERSION", "flash_attn_modules"]
 
 Tensor = torch.Tensor
 _NAME = "flash_attn"
+FLASH_ATTN_VERSION = "2.8.3"
 _OPTIONS = (
     "float dropout_p, float softmax_scale, bool causal, int window_size_left=-1, int window_size_right=-1,"
     " float softcap=0.0, Tensor? alibi_slopes=None"
@@ -34,10 +35,16 @@ def flash_attn_modules() -> dict[str, dict[str, Any]]:
         "flash_attn_varlen_func": flash_attn_varlen_func,
         "flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
         "flash_attn_kvpacked_func": flash_attn_kvpacked_func,
+        "flash_attn_with_kvcache": flash_attn_with_kvcache,
     }
     return {
-        "flash_attn": {**functions, "__version__": "2.8.3"},
+        "flash_attn": {**functions, "__version__": FLASH_ATTN_VERSION},
         "flash_attn.flash_attn_interface": functions,
+        "flash_attn.bert_padding": {
+            "pad_input": pad_input,
+            "unpad_input": unpad_input,
+            "index_first_axis": index_first_axis,
+        },
     }
 
 
@@ -79,6 +86,41 @@ def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
     return flash_attn_func(q, *kv.unbind(dim=2), *args, **kwargs)
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *_: Any, **options: Any) -> Tensor:
+    """Inference: the cache is written in place, only the result is new."""
+    _check(q, k_cache, v_cache, 4)
+    scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
+    causal = bool(options.get("causal", False))
+    return torch.ops.flash_attn._flash_attn_forward(q, k_cache, v_cache, 0.0, scale, causal)[0]
+
+
+# -- padding ------------------------------------------------------------------------------------------------
+
+
+def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
+    return x.index_select(0, indices)
+
+
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+) -> tuple[Any, ...]:
+    """Tokens that the mask keeps, one after the other: them, their places, where sequences start, the longest."""
+    mask = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = mask.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
+    starts = F.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    used = attention_mask.sum(dim=-1, dtype=torch.int32)
+    rows = hidden_states.reshape(-1, *hidden_states.shape[2:])
+    return index_first_axis(rows, indices), indices, starts, lengths.max().item(), used
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """The reverse: zeros where there was padding."""
+    out = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
+    return out.index_copy(0, indices, hidden_states).view(batch, seqlen, *hidden_states.shape[1:])
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, n_dims: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.capture.torch_fused_apex import apex_modules
-from windtunnel.capture.torch_fused_flash import flash_attn_modules
+from windtunnel.capture.torch_fused_flash import FLASH_ATTN_VERSION, flash_attn_modules
 from windtunnel.capture.torch_fused_mindspeed import mindspeed_modules
 
 __all__ = ["install_packages"]
@@ -32,6 +32,24 @@ _OFFERED: dict[tuple[str, str], Callable[[], Modules]] = {
     **dict.fromkeys((("cuda", name) for name in ("scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda",
                                                  "scaled_softmax_cuda")), apex_modules),
 }  # fmt: skip
+
+
+class Distribution:
+    """What `importlib.metadata` says about an installed package, as far as libraries ask."""
+
+    files = requires = None
+    entry_points = ()
+
+    def __init__(self, name: str, package: str, version: str) -> None:
+        self.name, self.package, self.version = name, package, version
+        self.metadata = {"Name": name, "Version": version}
+        self._normalized_name = package
+
+    def read_text(self, filename: str) -> str | None:
+        return self.package if filename == "top_level.txt" else None
+
+
+_VERSIONED = {"flash_attn": Distribution("flash-attn", "flash_attn", FLASH_ATTN_VERSION)}
 
 
 def install_packages(device_type: str) -> None:
@@ -62,6 +80,11 @@ class _Finder:
         if name not in modules and not any(other.startswith(f"{name}.") for other in modules):
             return None
         return _Spec(name, self, is_package=any(other.startswith(f"{name}.") for other in modules))
+
+    def find_distributions(self, context: Any) -> list[Distribution]:
+        """Libraries ask for a package's version in its metadata before they use it."""
+        wanted = (getattr(context, "name", None) or "").replace("-", "_").lower()
+        return [_VERSIONED[name] for name in self.offered if name in _VERSIONED and wanted in ("", name)]
 
     def create_module(self, spec: Any) -> types.ModuleType:
         return types.ModuleType(spec.name)
