@@ -147,6 +147,15 @@ def test_a_package_the_cluster_lacks_can_be_hidden(monkeypatch):
     assert simulate(importable).answer is False
 
 
+def test_hiding_apex_hides_the_modules_it_builds_beside_itself(monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_WITHOUT", "flash_attn, apex")
+
+    def program():
+        import scaled_softmax_cuda  # noqa: F401
+
+    assert "scaled_softmax_cuda" in simulate(program, is_ok=False).error
+
+
 def test_an_installed_package_wins(monkeypatch, tmp_path):
     (tmp_path / "flash_attn.py").write_text("who = 'the real one'\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -12,9 +12,16 @@ import torch
 
 from windtunnel.capture.torch_fused_operators import define
 
-__all__ = ["apex_modules"]
+__all__ = ["SOFTMAX_MODULES", "apex_modules"]
 
 Tensor = torch.Tensor
+
+
+SOFTMAX_MODULES = (
+    "scaled_upper_triang_masked_softmax_cuda",
+    "scaled_masked_softmax_cuda",
+    "scaled_softmax_cuda",
+)
 
 
 def apex_modules() -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.torch_fused_apex import apex_modules
+from windtunnel.capture.torch_fused_apex import SOFTMAX_MODULES, apex_modules
 from windtunnel.capture.torch_fused_flash import FLASH_ATTN_VERSION, flash_attn_modules
 from windtunnel.capture.torch_fused_mindspeed import mindspeed_modules
 
@@ -25,13 +25,13 @@ __all__ = ["install_packages"]
 Modules = dict[str, dict[str, Any]]  # module name -> what it holds
 _Spec = type(sys.__spec__)
 
-# (kind of device, package) -> its modules, made when it is first imported
-_OFFERED: dict[tuple[str, str], Callable[[], Modules]] = {
-    ("cuda", "flash_attn"): flash_attn_modules,
-    ("npu", "mindspeed"): mindspeed_modules,
-    **dict.fromkeys((("cuda", name) for name in ("scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda",
-                                                 "scaled_softmax_cuda")), apex_modules),
-}  # fmt: skip
+# kind of device -> package -> its modules, made when one is first imported
+_OFFERED: dict[str, dict[str, Callable[[], Modules]]] = {
+    "cuda": {"flash_attn": flash_attn_modules, "apex": apex_modules},
+    "npu": {"mindspeed": mindspeed_modules},
+}
+# Apex builds these beside its package, not in it.
+_EXTENSIONS = dict.fromkeys(SOFTMAX_MODULES, "apex")
 
 
 class Distribution:
@@ -55,40 +55,38 @@ _VERSIONED = {"flash_attn": Distribution("flash-attn", "flash_attn", FLASH_ATTN_
 def install_packages(device_type: str) -> None:
     """Offer this device's packages to every later import."""
     hidden = {name.strip() for name in os.environ.get("WINDTUNNEL_WITHOUT", "").split(",")}
-    offered = {
-        package: make
-        for (kind, package), make in _OFFERED.items()
-        if kind == device_type and package not in hidden
-    }
-    sys.meta_path.append(_Finder(offered))
+    packages = {name: make for name, make in _OFFERED.get(device_type, {}).items() if name not in hidden}
+    sys.meta_path.append(_Finder(packages))
 
 
 class _Finder:
     """Answers for the packages it was given; a package's modules are made once."""
 
-    def __init__(self, offered: dict[str, Callable[[], Modules]]) -> None:
-        self.offered = offered
-        self.made: dict[Callable[[], Modules], Modules] = {}
+    def __init__(self, packages: dict[str, Callable[[], Modules]]) -> None:
+        self.packages = packages
+        self.modules: dict[str, Modules] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        make = self.offered.get(name.partition(".")[0])
-        if make is None:
-            return None
-        if make not in self.made:
-            self.made[make] = make()
-        modules = self.made[make]
-        if name not in modules and not any(other.startswith(f"{name}.") for other in modules):
-            return None
-        return _Spec(name, self, is_package=any(other.startswith(f"{name}.") for other in modules))
+        modules = self._modules_of(name)
+        is_package = any(other.startswith(f"{name}.") for other in modules)
+        return _Spec(name, self, is_package=is_package) if is_package or name in modules else None
+
+    def _modules_of(self, name: str) -> Modules:
+        top = name.partition(".")[0]
+        package = _EXTENSIONS.get(top, top)
+        if package not in self.packages:
+            return {}
+        if package not in self.modules:
+            self.modules[package] = self.packages[package]()
+        return self.modules[package]
 
     def find_distributions(self, context: Any) -> list[Distribution]:
         """Libraries ask for a package's version in its metadata before they use it."""
         wanted = (getattr(context, "name", None) or "").replace("-", "_").lower()
-        return [_VERSIONED[name] for name in self.offered if name in _VERSIONED and wanted in ("", name)]
+        return [_VERSIONED[name] for name in self.packages if name in _VERSIONED and wanted in ("", name)]
 
     def create_module(self, spec: Any) -> types.ModuleType:
         return types.ModuleType(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        package = module.__name__.partition(".")[0]
-        vars(module).update(self.made[self.offered[package]].get(module.__name__, {}))
+        vars(module).update(self._modules_of(module.__name__).get(module.__name__, {}))
