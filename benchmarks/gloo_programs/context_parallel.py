@@ -14,7 +14,7 @@ device = parser.parse_args().device
 dist.init_process_group("gloo" if device == "cpu" else "nccl")
 rank = dist.get_rank()
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("cp",))
 torch.manual_seed(0)
 

@@ -13,7 +13,7 @@ device = parser.parse_args().device
 dist.init_process_group("gloo" if device == "cpu" else "nccl")
 rank = dist.get_rank()
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 torch.manual_seed(rank)
 
 model = nn.Sequential(

@@ -13,7 +13,7 @@ device = parser.parse_args().device
 dist.init_process_group("gloo" if device == "cpu" else "nccl")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 torch.manual_seed(rank)
 expert = nn.Sequential(nn.Linear(256, 1024), nn.SiLU(), nn.Linear(1024, 256)).to(device)
 router = nn.Linear(256, world_size).to(device)

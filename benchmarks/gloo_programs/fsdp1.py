@@ -16,7 +16,7 @@ args = parser.parse_args()
 dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
 rank = dist.get_rank()
 if args.device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 torch.manual_seed(0)
 
 layers = [nn.TransformerEncoderLayer(129, 3, 515, batch_first=True) for _ in range(3)]
@@ -27,7 +27,9 @@ model = FullyShardedDataParallel(
         transformer_auto_wrap_policy, transformer_layer_cls={nn.TransformerEncoderLayer}
     ),
     sharding_strategy=ShardingStrategy[args.strategy],
-    device_id=torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu"),
+    device_id=torch.device(args.device, rank % torch.cuda.device_count())
+    if args.device == "cuda"
+    else torch.device("cpu"),
     use_orig_params=True,
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

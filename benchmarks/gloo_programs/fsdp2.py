@@ -16,7 +16,7 @@ args = parser.parse_args()
 dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
 rank = dist.get_rank()
 if args.device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 mesh = init_device_mesh(args.device, (dist.get_world_size(),))
 torch.manual_seed(0)
 

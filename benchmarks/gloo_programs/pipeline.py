@@ -17,9 +17,13 @@ parser.add_argument("--micro-batches", type=int, default=4)
 args = parser.parse_args()
 dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
 rank, world_size = dist.get_rank(), dist.get_world_size()
-device = torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu")
+device = (
+    torch.device(args.device, rank % torch.cuda.device_count())
+    if args.device == "cuda"
+    else torch.device("cpu")
+)
 if args.device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 torch.manual_seed(0)
 
 schedule_class = get_schedule_class(args.schedule)

@@ -22,7 +22,7 @@ device = parser.parse_args().device
 dist.init_process_group("gloo" if device == "cpu" else "nccl")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 mesh = init_device_mesh(device, (world_size,), mesh_dim_names=("tp",))
 torch.manual_seed(0)
 DIM, HEADS, VOCAB = 256, 8, 1024

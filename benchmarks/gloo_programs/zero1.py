@@ -14,7 +14,7 @@ device = parser.parse_args().device
 dist.init_process_group("gloo" if device == "cpu" else "nccl")
 rank = dist.get_rank()
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(12))).to(device)
 model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1)
