@@ -28,15 +28,15 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: $(VENV)/.dev  ## all tests
+test: $(VENV)/.dev $(VENV)/.megatron  ## all tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.dev  ## format, lint and test
+check: $(VENV)/.dev $(VENV)/.megatron  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/python -m pytest -n 2
 
-bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
+bench: $(VENV)/.dev $(VENV)/.megatron  ## predicted against measured, and the races against peers
 	@$(BIN)/python -m benchmarks
 
 # Without its dependencies: megatron-core would pull packages that only CUDA cards can use.

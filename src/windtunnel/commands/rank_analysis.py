@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.capture.task import RankTask
+from windtunnel.cluster.library_buffers import LibraryBuffers, library_buffers_of
 from windtunnel.cluster.talk import RankTalk, talk_of
 from windtunnel.commands.executor import INTERRUPTED
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
@@ -95,12 +96,16 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
         )
 
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
+    buffers = library_buffers_of(recording, request.device.kind)
+    if usable is not None and request.counts_library_buffers:
+        usable = max(usable - buffers.n_bytes, 0)
     own = task.local_rank if request.device.kind != "cpu" else 0
     cards = {card: analyse_memory(recording, make_allocator, usable, card) for card in _cards(recording, own)}
     device = max(cards, key=lambda card: cards[card].peak_with_fragments_bytes)  # the tightest card decides
     memory = cards.pop(device)
     result = rank_result(task.rank, memory, request.device.memory_bytes)
-    result = replace(result, notes=(*result.notes, *_card_notes(task.rank, own, device, cards)))
+    notes = (*result.notes, *_card_notes(task.rank, own, device, cards), *_buffer_notes(request, buffers))
+    result = replace(result, notes=notes, library_buffers_bytes=buffers.n_bytes)
     folder = Path(task.folder)
     try:
         if request.writes_blocks:
@@ -117,6 +122,17 @@ def _cards(recording: Recording, own: int) -> list[int]:
     """The cards this rank allocates on; its own if it allocates on none."""
     columns = recording.columns
     return np.unique(columns["device"][columns["kind"] == Kind.ALLOC]).tolist() or [own]
+
+
+def _buffer_notes(request: RunRequest, buffers: LibraryBuffers) -> list[str]:
+    if not buffers.n_communicators:
+        return []
+    plural = "s" if buffers.n_communicators > 1 else ""
+    counted = "taken off the usable memory" if request.counts_library_buffers else "not in the peak"
+    return [
+        f"{buffers.library} takes about {format_bytes(buffers.n_bytes)} of its own for {buffers.n_communicators}"
+        f" communicator{plural}, an estimate {counted} (--library-buffers)"
+    ]
 
 
 def _card_notes(rank: int, own: int, device: int, others: dict[int, RankMemory]) -> list[str]:

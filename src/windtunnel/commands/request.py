@@ -46,6 +46,7 @@ class RunRequest:
     folder: Path
     n_jobs: int | None = None  # None: as many as the executor has room for
     executor: str = "local"  # or "ray", "ray:ADDRESS"
+    counts_library_buffers: bool = False  # NCCL's or HCCL's own memory leaves less for the allocator
 
     @property
     def is_list(self) -> bool:

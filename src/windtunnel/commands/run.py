@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory-tracker", action="store_true",
         help="write memory_block.csv: one row per allocation, with the Python stack")  # fmt: skip
     add("--snapshot", action="store_true", help="write snapshot.pickle for torch's memory viewer")
+    add("--library-buffers", action="store_true",
+        help="take the estimated buffers of NCCL or HCCL off the usable memory")  # fmt: skip
     add(
         "--out",
         default="windtunnel-out",
@@ -139,6 +141,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
         max_steps=args.steps,
         writes_blocks=args.memory_tracker or _env_wants_tracker(),
         writes_snapshot=args.snapshot,
+        counts_library_buffers=args.library_buffers,
         folder=Path(args.out),
         n_jobs=args.jobs,
         executor=args.executor,

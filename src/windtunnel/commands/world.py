@@ -78,7 +78,7 @@ class WorldProgress:
     n_known: int = 0  # done, running and wanted
     n_waiting: int = 0  # of the running, for mail
     steps: dict[int, int] = field(default_factory=dict)
-    classes: set[str] = field(default_factory=set)  # digests of work that differs
+    classes: set[str] = field(default_factory=set)  # rough digests of work that differs
     seconds_of_done: float = 0.0
 
     @property
@@ -167,7 +167,8 @@ class World:
 
     def _learn(self, rank: int, finding: Finding) -> None:
         self._findings[rank] = finding
-        self.progress.classes.add(finding.talk.digest if finding.talk is not None else f"rank {rank}")
+        talk = finding.talk
+        self.progress.classes.add(talk.rough_digest or talk.digest if talk is not None else f"rank {rank}")
         self._choice.learn(finding.talk, rank)
         if self._stops_with_rank_0 and rank == 0 and finding.result.status == "failed":
             self._is_stopping = True

@@ -273,7 +273,8 @@ Event = (
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE. `role` is set for ALLOC and MARK; for a
-# COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks of a GROUP stand in `inputs`.
+# COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
+# of a GROUP stand in `inputs`.
 COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "subject": np.int64,

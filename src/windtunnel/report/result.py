@@ -76,6 +76,7 @@ class RankResult:
     at_peak_by_module: tuple[ModuleShare, ...] = ()
     largest_at_peak: tuple[LiveTensors, ...] = ()
     timeline: Timeline | None = None
+    library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, beside the peak
     notes: tuple[str, ...] = ()
 
 
