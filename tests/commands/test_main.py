@@ -28,8 +28,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 # A new option is a promise: add it here, in the docs of its verb, and in the changelog.
 OPTIONS = {
     "run": [
-        "--allocator", "--device", "--executor", "--force", "--jobs", "--json", "--level", "--library-buffers", "--memory-tracker",
-        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose",
+        "--allocator", "--device", "--executor", "--force", "--jobs", "--json", "--level", "--library-buffers",
+        "--memory-tracker", "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose",
         "--world-size", "-m", "-v", "script", "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],

@@ -10,9 +10,9 @@ and a run of the model whose ends are equal on another line is a run there too. 
 within is looked at as well as the first: it is where an uneven rest is, of whatever is divided over several axes.
 The cost does not depend on how long an axis is, but for the halving.
 
-Ranks do the same if they allocate, free and call the same, in the same order. A sharded optimizer never does: its
-pieces of equal size are cut at other tensors on every rank. So ranks whose model and calls are the same, and whose
-peaks differ by less than a thousandth, count as equal too.
+Ranks do the same if they allocate, free and call the same, in the same order. With a flat sharded optimizer no two
+ranks do: its pieces of equal size are cut at other tensors on each. So once several ranks have turned out to differ
+although their model and calls are the same and their peaks are within a millionth, such ranks count as equal.
 
 What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
 """
@@ -30,7 +30,10 @@ __all__ = ["RankClasses"]
 
 _FAILED = "failed"  # no digest looks like this
 _MOST_RUNS = 8  # of a model worth following
-_CRUMBS = 0.001  # of the peak: what a sharded optimizer's pieces differ by from rank to rank
+_CRUMBS = 1e-6  # of the peak, and 1 KiB: what a sharded optimizer's pieces differ by from rank to rank
+_MANY_PIECES = (
+    6  # ranks that differ only in crumbs: fewer may be an uneven rest, which is worth its own class
+)
 _SMALL_WORLD = 8  # ranks, one machine's: every one is looked at, since a mistake may be in any
 
 
@@ -39,37 +42,21 @@ class RankClasses:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._digests: dict[int, str] = {}
-        self._groups: dict[int, tuple[tuple[int, ...], ...]] = {}
-        self._kin: dict[
-            str, list[tuple[str, int]]
-        ] = {}  # rough digest -> the digests under it, with their peaks
+        self._talks: dict[int, RankTalk | None] = {}
 
     def wanted(self) -> tuple[int, ...]:
         """Ranks to simulate next, all at once if you can; none when every class is known."""
-        if 0 not in self._digests:
+        if 0 not in self._talks:
             return (0,)
         if self._world_size <= _SMALL_WORLD:
-            return tuple(rank for rank in range(self._world_size) if rank not in self._digests)
-        survey = _Survey(self._digests, self._mesh())
+            return tuple(rank for rank in range(self._world_size) if rank not in self._talks)
+        survey = _Survey(self._classes(), self._mesh())
         survey.block(0, len(survey.mesh.axes))
         return tuple(sorted(survey.missing))
 
     def learn(self, talk: RankTalk | None, rank: int) -> None:
         """Take in a simulated rank, asked for or not. None: it failed, and is in no class with one that did not."""
-        self._digests[rank] = _FAILED if talk is None else self._class_of(talk)
-        if talk is not None:
-            self._groups[rank] = talk.groups
-
-    def _class_of(self, talk: RankTalk) -> str:
-        """Its digest; or that of a rank whose model does the same and whose memory is the same but for crumbs."""
-        if talk.digest in self._digests.values() or not talk.rough_digest:
-            return talk.digest
-        for digest, peak_bytes in self._kin.get(talk.rough_digest, ()):
-            if abs(talk.peak_bytes - peak_bytes) <= _CRUMBS * peak_bytes:
-                return digest
-        self._kin.setdefault(talk.rough_digest, []).append((talk.digest, talk.peak_bytes))
-        return talk.digest
+        self._talks[rank] = talk
 
     def representatives(self) -> dict[int, int]:
         """Every rank of the world, and the simulated rank that stands for it: the lowest of its class.
@@ -77,20 +64,44 @@ class RankClasses:
         A rank that failed stands for itself, and for those that would do the same. Before every class is known
         this is the best guess.
         """
-        if 0 not in self._digests:
+        if 0 not in self._talks:
             raise ValueError("rank 0 has not been simulated, so nothing is known of the other ranks")
-        survey = _Survey(self._digests, self._mesh())
+        classes = self._classes()
+        survey = _Survey(classes, self._mesh())
         digests, _ = survey.block(0, len(survey.mesh.axes))
         lowest: dict[str, int] = {}
-        for rank in sorted(self._digests):
-            lowest.setdefault(self._digests[rank], rank)
+        for rank in sorted(classes):
+            lowest.setdefault(classes[rank], rank)
         found = dict(enumerate(survey.representatives(digests, lowest)))
-        for rank, digest in self._digests.items():
+        for rank, digest in classes.items():
             found[rank] = rank if digest == _FAILED else lowest[digest]
         return found
 
     def _mesh(self) -> Mesh:
-        return mesh_of(self._groups[min(self._groups)] if self._groups else (), self._world_size)
+        known = (talk for _, talk in sorted(self._talks.items()) if talk is not None)
+        first = next(known, None)
+        return mesh_of(first.groups if first is not None else (), self._world_size)
+
+    def _classes(self) -> dict[int, str]:
+        """The class of every simulated rank: its digest, or that of the first rank that differs only in crumbs."""
+        exact = {rank: _FAILED if talk is None else talk.digest for rank, talk in self._talks.items()}
+        kin: dict[str, list[RankTalk]] = {}
+        rough = dict(exact)
+        for rank, talk in sorted(self._talks.items()):
+            if talk is None or not talk.rough_digest:
+                continue
+            known = kin.setdefault(talk.rough_digest, [])
+            like = next((k for k in known if _differ_in_crumbs(talk, k)), None)
+            if like is None:
+                known.append(talk)
+            else:
+                rough[rank] = like.digest
+        n_pieces = len(set(exact.values())) - len(set(rough.values()))
+        return rough if n_pieces >= _MANY_PIECES else exact
+
+
+def _differ_in_crumbs(talk: RankTalk, other: RankTalk) -> bool:
+    return abs(talk.peak_bytes - other.peak_bytes) <= max(_CRUMBS * other.peak_bytes, 1 << 10)
 
 
 class _Survey:
