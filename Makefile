@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench qwen clean
+.PHONY: help demo test check bench qwen world clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,9 @@ $(VENV)/.megatron: $(VENV)/.run
 
 qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run
 	@$(BIN)/python -m benchmarks.qwen_table
+
+world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 cards: what a dry run of every rank costs
+	@$(BIN)/python -m benchmarks.world_sizes
 
 clean:  ## remove the virtual environment and outputs
 	rm -rf $(VENV) windtunnel-out*

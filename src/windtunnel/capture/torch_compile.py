@@ -16,7 +16,7 @@ from windtunnel.capture.torch_flex_attention import install_flex_attention
 
 __all__ = ["install_compile"]
 
-_SENTENCE = "torch.compile ran eagerly: memory is eager's, which is an upper bound for the compiled program"
+_SENTENCE = "torch.compile ran eagerly: memory is eager's, usually an upper bound for the compiled program"
 
 
 def install_compile(recorder: Recorder) -> None:
