@@ -28,21 +28,27 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: $(VENV)/.dev $(VENV)/.megatron  ## all tests
+test: $(VENV)/.frameworks  ## all tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.dev $(VENV)/.megatron  ## format, lint and test
+check: $(VENV)/.frameworks  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/python -m pytest -n 2
 
-bench: $(VENV)/.dev $(VENV)/.megatron  ## predicted against measured, and the races against peers
+bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
 	@$(BIN)/python -m benchmarks
 
 # Without its dependencies: megatron-core would pull packages that only CUDA cards can use.
 $(VENV)/.megatron: $(VENV)/.run
 	@$(PIP) einops
 	@$(PIP) --no-deps megatron-core==0.16.1
+	@touch $@
+
+# As above: its dependencies would pull CUDA's build tools.
+$(VENV)/.frameworks: $(VENV)/.dev $(VENV)/.megatron
+	@$(PIP) hjson msgpack ninja packaging psutil py-cpuinfo pydantic tqdm
+	@$(PIP) --no-deps deepspeed==0.19.8
 	@touch $@
 
 qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run
