@@ -17,7 +17,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 def measure(script: str) -> dict[str, list[list[int]]]:
     """Signed sizes of all memory events in time order, cut at the end of each optimizer step."""
     ends: list[int] = []
-    register_optimizer_step_post_hook(lambda *_: ends.append(time.time_ns()))
+    first: list[torch.optim.Optimizer] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        first.append(optimizer)
+        if optimizer is first[0]:  # of several optimizers the first counts the steps
+            ends.append(time.time_ns())
+
+    register_optimizer_step_post_hook(note)
     with torch.profiler.profile(
         profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
     ) as profiler:
