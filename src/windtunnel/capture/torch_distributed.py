@@ -9,7 +9,7 @@ functional collectives, Megatron's parallel state) runs unmodified.
 
 from __future__ import annotations
 
-import io
+import pickle
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -196,10 +196,9 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
     members.all_gather_single(sizes, size)
     received = torch.empty(members.size() * sent.numel(), dtype=torch.uint8, device=device)
     members.all_gather_single(received, sent)
-    pickled = io.BytesIO()
-    c10d._pickler(pickled).dump(obj)
+    pickled = pickle.dumps(obj)
     for i in range(members.size()):
-        object_list[i] = c10d._unpickler(io.BytesIO(pickled.getvalue())).load()
+        object_list[i] = pickle.loads(pickled)  # of this process: a copy for every slot
 
 
 # -- the rest of torch -------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from windtunnel.capture import (
     torch_program,
     torch_registration,
     torch_safetensors,
+    torch_spawn,
     torch_storage,
     torch_storage_methods,
     torch_tensor_methods,
@@ -113,6 +114,7 @@ def install(
     torch_processes.install_processes()
     torch_compile.install_compile(recorder)
     torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)
+    torch_spawn.install_spawn(recorder)
     torch_program.install_program(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))
     gc.freeze()  # torch's own half million objects: the collector need not walk them again in every step
