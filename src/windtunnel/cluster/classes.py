@@ -31,9 +31,7 @@ __all__ = ["RankClasses"]
 _FAILED = "failed"  # no digest looks like this
 _MOST_RUNS = 8  # of a model worth following
 _CRUMBS = 1e-6  # of the peak, and 1 KiB: what a sharded optimizer's pieces differ by from rank to rank
-_MANY_PIECES = (
-    6  # ranks that differ only in crumbs: fewer may be an uneven rest, which is worth its own class
-)
+_MANY_PIECES = 3  # classes that differ only in crumbs: fewer may be an uneven rest, worth its own class
 _SMALL_WORLD = 8  # ranks, one machine's: every one is looked at, since a mistake may be in any
 
 
