@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.mail import LocalMail, Mail
-from windtunnel.capture.torch_named_device import aiming_at
 from windtunnel.capture.torch_process_group import SimulatedGroup
+from windtunnel.capture.torch_registration import aimed
 from windtunnel.capture.torch_stores import SimulatedStore
 
 __all__ = ["install_distributed"]
@@ -206,30 +205,9 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
 
 def _aim_functional_collectives() -> None:
     """Torch's own C++ makes their results; it must make them on the card of their inputs."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     for full_name in torch._C._dispatch_get_all_op_names():
         if full_name.startswith("_c10d_functional::") and not full_name.endswith("_wrap_tensor_autograd"):
-            _functional.impl(full_name.partition("::")[2], _aimed(full_name, keys), "PrivateUse1")
-
-
-def _aimed(name: str, keys: Any) -> Any:
-    run = torch.library.get_kernel(name, "PrivateUse1").call_boxed
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with aiming_at(_device_of(args)):
-            return run(keys, *args, **kwargs)
-
-    return kernel
-
-
-def _device_of(args: Sequence[Any]) -> torch.device:
-    for a in args:
-        first = a[0] if isinstance(a, (list, tuple)) and a else a
-        if isinstance(first, torch.Tensor):
-            sim = store.sim_of(first)
-            if sim is not None:
-                return sim.device
-    return store.world.default_device
+            _functional.impl(full_name.partition("::")[2], aimed(full_name), "PrivateUse1")
 
 
 def _replace(name: str, replacement: Any) -> None:

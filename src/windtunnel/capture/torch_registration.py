@@ -22,7 +22,7 @@ from windtunnel.capture.torch_named_device import aiming_at
 from windtunnel.capture.torch_storage import sim_of, world
 from windtunnel.capture.torch_value_operators import special  # the whole table: it builds on torch_operators'
 
-__all__ = ["install_kernels"]
+__all__ = ["aimed", "install_kernels"]
 
 _lib = torch.library.Library("aten", "IMPL")
 _any_lib = torch.library.Library("_", "IMPL")
@@ -81,10 +81,10 @@ def _kernel(name: str) -> Callable[..., Any] | None:
         return None
     if world.device_type == "cpu":  # on the CPU torch's composition runs exactly as without us
         return kernel_for(op) if name[6:] in _ASKED_WHOLE_ON_CPU else None
-    return kernel_for(op) if _is_one_kernel(name[6:]) else _aimed(name)
+    return kernel_for(op) if _is_one_kernel(name[6:]) else aimed(name)
 
 
-def _aimed(name: str) -> Callable[..., Any]:
+def aimed(name: str) -> Callable[..., Any]:
     """Torch's own composition, run so that what it allocates is on the device of its inputs."""
     compose = torch.library.get_kernel(name, "PrivateUse1").call_boxed
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
