@@ -1,0 +1,110 @@
+"""A value: what one storage held after one operator wrote it, and how it could be had again.
+
+    operator ──> Value(parents, cost, bytes) ──> resident | evicted (then part of a Neighbourhood)
+
+Values are immutable: an operator that writes into a storage makes a new value of it. So they form a graph without
+cycles, edges pointing from a value to its parents, and a value nobody needs any more dies by reference count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import ref
+
+__all__ = ["Neighbourhood", "Value"]
+
+
+class Neighbourhood:
+    """A set of evicted values connected through evicted values, and what it costs to compute all of them.
+
+    A union-find tree: `join` merges two sets, and nothing is ever split. A value that is computed again leaves its
+    set by subtracting its cost (the estimate of Kirisame et al., ICLR 2021, section 4).
+    """
+
+    __slots__ = ("_above", "_cost")
+
+    def __init__(self, cost: float) -> None:
+        self._above: Neighbourhood | None = None
+        self._cost = cost
+
+    @property
+    def root(self) -> Neighbourhood:
+        node = self
+        while node._above is not None:
+            if node._above._above is not None:
+                node._above = node._above._above
+            node = node._above
+        return node
+
+    @property
+    def cost(self) -> float:
+        return self.root._cost
+
+    def join(self, other: Neighbourhood) -> None:
+        mine, theirs = self.root, other.root
+        if mine is not theirs:
+            theirs._above = mine
+            mine._cost += theirs._cost
+
+    def leave(self, cost: float) -> None:
+        root = self.root
+        root._cost = max(root._cost - cost, 0.0)
+
+
+class Value:
+    """What a policy may look at. Drivers (the simulators, the live runtime) add what they need to compute it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_children",
+        "address",
+        "cost",
+        "is_resident",
+        "last_used",
+        "n_bytes",
+        "neighbourhood",
+        "parents",
+        "pins",
+        "position",
+        "saves",
+    )
+
+    def __init__(
+        self, n_bytes: int, cost: float, parents: Sequence[Value] = (), last_used: float = 0.0
+    ) -> None:
+        self.n_bytes = n_bytes
+        self.cost = cost  # seconds to compute it from its parents
+        self.parents = tuple(parents)
+        self.last_used = last_used  # on the driver's clock
+        self.is_resident = True
+        self.saves = 0  # how many handles autograd (or the program) holds on it
+        self.pins = 0  # above zero while an operator that reads it is being prepared
+        self.address = 0  # where it lies, for policies that care; 0 = unknown
+        self.position = -1  # in the candidates; -1 = not one
+        self.neighbourhood: Neighbourhood | None = None  # of an evicted value
+        self._children: list[ref[Any]] = []  # weak: a child keeps its parents, never the other way
+        for parent in self.parents:
+            parent._children.append(ref(self))
+
+    @property
+    def children(self) -> Iterator[Value]:
+        for reference in self._children:
+            child = reference()
+            if child is not None:
+                yield child
+
+    def evict(self) -> None:
+        """Mark as gone and join the evicted values around it."""
+        self.is_resident = False
+        mine = self.neighbourhood = Neighbourhood(self.cost)
+        for other in (*self.parents, *self.children):
+            if other.neighbourhood is not None and other is not self:
+                mine.join(other.neighbourhood)
+
+    def restore(self) -> None:
+        """Mark as computed again."""
+        self.is_resident = True
+        if self.neighbourhood is not None:
+            self.neighbourhood.leave(self.cost)
+            self.neighbourhood = None
