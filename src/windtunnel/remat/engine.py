@@ -1,0 +1,303 @@
+"""The state machine both drivers share: when to forget, what to forget, how to have it again.
+
+    before(op) ──> room for its outputs     after(op) ──> new values     save / unsave ──> candidates
+    fetch(value) ──> parents first, deepest first ──> host.compute       make_room ──> policy ──> host.drop
+
+The live runtime and the simulator call it in the same order, so with the same costs they decide alike:
+
+1. Forward, for each operator that makes a value of `minimum_size` or more: `before(key)`, the operator itself,
+   `after(key, n_bytes, seconds, read, made)`. The first time a key is seen its size is unknown and room is made
+   afterwards instead.
+2. Autograd saves a tensor: `save(value)`. It lets go of one: `unsave(value)`; the last one drops the value.
+3. Autograd wants a tensor back: `fetch(value)`; afterwards the value is resident.
+4. The bytes of a value are gone for any reason: the driver calls `value.evict()`.
+
+The clock is the sum of the costs of what ran, never the wall: decisions can be repeated, and predicted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import ref
+
+from windtunnel.remat.address_run import cheapest_run
+from windtunnel.remat.guard import Guard
+from windtunnel.remat.policy import Policy, policy_named
+from windtunnel.remat.statistics import Statistics
+from windtunnel.remat.value import Value
+from windtunnel.units import MIB
+
+__all__ = ["BY_ADDRESS", "Engine", "Host", "Settings"]
+
+BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
+
+
+@dataclass
+class Settings:
+    """What a user may change at any time; the engine reads it at every decision."""
+
+    threshold: int | None = None  # bytes; None: whatever the device has
+    minimum_size: int = MIB
+    is_sampling: bool = False
+    policy: str = "dtr"
+
+
+class Host(Protocol):
+    """What a driver must be able to do."""
+
+    def live_bytes(self) -> int:
+        """All bytes in use on the device now."""
+
+    def capacity(self) -> int:
+        """The most the device could hold: the limit when no threshold is set."""
+
+    def is_held(self, value: Value) -> bool:
+        """True if something other than its saves keeps these bytes: dropping it would free nothing."""
+
+    def drop(self, value: Value) -> None:
+        """Let go of the bytes. If that was the last reference, `value.evict()` is called."""
+
+    def output_bytes(self, value: Value) -> int:
+        """What computing this value again allocates."""
+
+    def compute(self, value: Value) -> Iterable[Value]:
+        """Compute a value again from its resident parents; return every value that is resident by it."""
+
+
+class Engine:
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self.host = host
+        self.settings = settings
+        self.clock = 0.0
+        self.guard = Guard()
+        self.statistics = Statistics()
+        self.is_in_backward = False
+        self._sizes: dict[Hashable, int] = {}  # operator and shapes -> bytes it allocates
+        self._largest_size = 0
+        self._candidates: list[ref[Value]] = []  # weak: a value nobody can ask for again must die
+        self._random = random.Random(0)
+
+    # -- what the drivers tell -------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        threshold = self.settings.threshold
+        return max(self.host.capacity() if not threshold else threshold, self.guard.floor)
+
+    def is_near(self) -> bool:
+        """Could one more operator go over the limit? While this is False nothing needs to be looked up."""
+        return self.host.live_bytes() + self._largest_size > self.limit
+
+    def before(self, key: Hashable) -> None:
+        """An operator is about to run."""
+        if self.is_in_backward:
+            self.end_round()
+        n_bytes = self._sizes.get(key)
+        if n_bytes is not None:
+            self.make_room(n_bytes)
+
+    def after(
+        self, key: Hashable, n_bytes: int, seconds: float, read: Iterable[Value], made: Iterable[Value]
+    ) -> None:
+        """It has run, allocated `n_bytes` and made these values."""
+        self.clock += seconds
+        now = self.clock
+        for value in read:
+            value.last_used = now
+        for value in made:
+            value.last_used = now
+        self.guard.n_operators += 1
+        if key not in self._sizes:
+            self._sizes[key] = n_bytes
+            self._largest_size = max(self._largest_size, n_bytes)
+            self.make_room(0)
+        self._see_peak()
+
+    def save(self, value: Value) -> None:
+        value.saves += 1
+        if value.position < 0:
+            self._add(value)
+
+    def unsave(self, value: Value) -> None:
+        value.saves -= 1
+        if value.saves == 0:
+            self._remove(value)
+            self.host.drop(value)
+
+    def fetch(self, value: Value) -> None:
+        """Make the value resident, whatever has to be computed again for it."""
+        self.is_in_backward = True
+        self.clock += value.cost  # the backward operator that asks costs about as much as the forward one
+        value.pins += 1
+        try:
+            if value.is_resident:
+                self.make_room(0)
+            else:
+                self._compute_with_parents(value)
+        finally:
+            value.pins -= 1
+        value.last_used = self.clock
+        self._see_peak()
+
+    def end_round(self) -> None:
+        """Backward is over and a forward begins: what the guard learnt holds from here on."""
+        self.is_in_backward = False
+        self.guard.end_round(self.limit, self.statistics)
+
+    # -- forgetting ------------------------------------------------------------------------------------------
+
+    def make_room(self, n_bytes: int) -> bool:
+        """Evict until `n_bytes` more fit under the limit. False: not possible."""
+        limit = self.limit
+        short_by = self.host.live_bytes() + n_bytes - limit
+        if short_by <= 0:
+            return True
+        if self.guard.is_tripped:
+            return False
+        while short_by > 0:
+            victims = self._choose(short_by)
+            if not victims:
+                self.statistics.least_reached_bytes = max(
+                    self.statistics.least_reached_bytes, limit + short_by
+                )
+                return False
+            for value in victims:
+                self._evict(value)
+            short_by = self.host.live_bytes() + n_bytes - limit
+        return True
+
+    def evict_for(self, n_bytes: int) -> bool:
+        """An allocation of `n_bytes` failed: forget at least that much, whatever the limit says."""
+        freed = 0
+        while freed < n_bytes:
+            victims = self._choose(n_bytes - freed)
+            if not victims:
+                break
+            for value in victims:
+                freed += value.n_bytes
+                self._evict(value)
+        return freed > 0
+
+    def candidates(self) -> list[Value]:
+        """The values that may be forgotten now, in no order."""
+        return [value for value in self._living() if not value.pins and not self.host.is_held(value)]
+
+    def _evict(self, value: Value) -> None:
+        self._remove(value)
+        self.host.drop(value)
+        self.statistics.evictions += 1
+        self.statistics.evicted_bytes += value.n_bytes
+
+    def _choose(self, short_by: int) -> list[Value]:
+        values = self._living()
+        if self.settings.is_sampling and len(values) > 1:
+            values = self._random.sample(values, max(int(len(values) ** 0.5), 1))
+        if self.settings.policy == BY_ADDRESS:
+            free = [value for value in values if not value.pins and not self.host.is_held(value)]
+            return cheapest_run(free, short_by, self.clock)
+        found = self._best(values, policy_named(self.settings.policy))
+        if found is None and self.settings.is_sampling:  # the sample was all in use: look at everything once
+            found = self._best(self._living(), policy_named(self.settings.policy))
+        return [] if found is None else [found]
+
+    def _best(self, values: list[Value], policy: Policy) -> Value | None:
+        now = self.clock
+        scored = [(policy(value, now), i) for i, value in enumerate(values) if not value.pins]
+        if not scored:
+            return None
+        best = values[min(scored)[1]]
+        if not self.host.is_held(best):
+            return best
+        for _, i in sorted(scored):
+            if not self.host.is_held(values[i]):
+                return values[i]
+        return None
+
+    # -- having again ----------------------------------------------------------------------------------------
+
+    def _compute_with_parents(self, value: Value) -> None:
+        """Depth first with an explicit stack; each value waiting pins only its own parents."""
+        waiting = [value]
+        pinned: list[list[Value]] = [_pin(value.parents)]
+        longest = 1
+        try:
+            while waiting:
+                top = waiting[-1]
+                missing = next((parent for parent in top.parents if not parent.is_resident), None)
+                if missing is not None:
+                    waiting.append(missing)
+                    pinned.append(_pin(missing.parents))
+                    longest = max(longest, len(waiting))
+                    continue
+                if not top.is_resident:
+                    self._compute(top)
+                waiting.pop()
+                _unpin(pinned.pop())
+        finally:
+            for values in pinned:
+                _unpin(values)
+        self.statistics.longest_chain = max(self.statistics.longest_chain, longest)
+
+    def _compute(self, value: Value) -> None:
+        self.make_room(self.host.output_bytes(value))
+        made = list(self.host.compute(value))
+        self.clock += value.cost
+        self.guard.n_computed += 1
+        self.statistics.rematerialisations += 1
+        self.statistics.rematerialised_bytes += value.n_bytes
+        self.statistics.recompute_cost += value.cost
+        for each in made:
+            each.restore()
+            each.last_used = self.clock
+            if each.position < 0:
+                self._add(each)
+        for parent in value.parents:
+            parent.last_used = self.clock
+
+    # -- candidates ------------------------------------------------------------------------------------------
+
+    def _add(self, value: Value) -> None:
+        value.position = len(self._candidates)
+        self._candidates.append(ref(value))
+
+    def _remove(self, value: Value) -> None:
+        if value.position >= 0:
+            self._take_out(value.position)
+            value.position = -1
+
+    def _take_out(self, position: int) -> None:
+        last = self._candidates.pop()
+        if position < len(self._candidates):
+            self._candidates[position] = last
+            moved = last()
+            if moved is not None:
+                moved.position = position
+
+    def _living(self) -> list[Value]:
+        living = [value for reference in self._candidates if (value := reference()) is not None]
+        if len(living) < len(self._candidates):
+            self._candidates = [ref(value) for value in living]
+            for position, value in enumerate(living):
+                value.position = position
+        return [value for value in living if value.is_resident]
+
+    def _see_peak(self) -> None:
+        live = self.host.live_bytes()
+        self.statistics.peak_live_bytes = max(self.statistics.peak_live_bytes, live)
+        self.guard.peak_bytes = max(self.guard.peak_bytes, live)
+
+
+def _pin(values: Iterable[Value]) -> list[Value]:
+    """All parents at once: one that is not resident yet is pinned from the moment it will be."""
+    pinned = list(values)
+    for value in pinned:
+        value.pins += 1
+    return pinned
+
+
+def _unpin(values: Iterable[Value]) -> None:
+    for value in values:
+        value.pins -= 1
