@@ -113,6 +113,7 @@ def simulate(
     world_size: int | None = None,
     rank: int = 0,
     steps: int | None = None,
+    is_recording_saves: bool = False,
 ) -> Simulated:
     """Run `program` on a simulated device; a program that fails fails the test unless `is_ok` is False."""
     profile = find_device(device)
@@ -133,6 +134,7 @@ def simulate(
             steps,
             False,
             str(folder),
+            is_recording_saves,
         )
         answer_file = folder / "answer.pickle"
 

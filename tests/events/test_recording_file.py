@@ -26,6 +26,7 @@ from windtunnel.events.model import (
     Free,
     Group,
     Kind,
+    Load,
     Mark,
     ModuleEnter,
     ModuleExit,
@@ -33,10 +34,12 @@ from windtunnel.events.model import (
     Phase,
     RecordStream,
     Role,
+    Save,
     Signature,
     Step,
     Sync,
     TensorSpec,
+    Unsave,
     Wait,
 )
 
@@ -65,6 +68,9 @@ EVENTS = {
         Collective, ids, ids, ids, storages, storages, st.booleans(), names, phases, streams, devices, names
     ),
     Wait: st.builds(Wait, ids, streams),
+    Save: st.builds(Save, ids, ids, names, phases),
+    Load: st.builds(Load, ids, ids, st.booleans(), names, phases),
+    Unsave: st.builds(Unsave, ids, names, phases),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -241,6 +247,9 @@ def _one_of_each():
         Group(1, (0, 8, 16), 3, 4),
         Collective(5, 0, 1, (3,), (3,), True, 2, Phase.BACKWARD, 1, 0, 6),
         Wait(5, 1),
+        Save(7, 3, 2, Phase.FORWARD),
+        Load(7, 4, True, 2, Phase.BACKWARD),
+        Unsave(7, 2, Phase.BACKWARD),
     ]
 
 

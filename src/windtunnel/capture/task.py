@@ -29,6 +29,7 @@ class RankTask:
     max_steps: int | None
     is_tracking_stacks: bool
     folder: str
+    is_recording_saves: bool = False  # what autograd saves and loads, for `windtunnel remat`
 
     @property
     def recording_path(self) -> Path:

@@ -38,6 +38,7 @@ from windtunnel.capture import (
     torch_program,
     torch_registration,
     torch_safetensors,
+    torch_saved,
     torch_spawn,
     torch_storage,
     torch_storage_methods,
@@ -116,6 +117,8 @@ def install(
     torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)
     torch_spawn.install_spawn(recorder)
     torch_program.install_program(recorder)
+    if task.is_recording_saves:
+        torch_saved.install_saves(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))
     gc.freeze()  # torch's own half million objects: the collector need not walk them again in every step
 

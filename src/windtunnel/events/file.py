@@ -32,6 +32,7 @@ from windtunnel.events.model import (
     Free,
     Group,
     Kind,
+    Load,
     Mark,
     ModuleEnter,
     ModuleExit,
@@ -40,10 +41,12 @@ from windtunnel.events.model import (
     Recording,
     RecordStream,
     Role,
+    Save,
     Signature,
     Step,
     Sync,
     TensorSpec,
+    Unsave,
     Wait,
 )
 
@@ -324,6 +327,15 @@ def row_of(event: Event) -> Row:
             )  # fmt: skip
         case Wait():
             return _row(Kind.WAIT, event.collective, stream=event.stream)
+        case Save():
+            return _row(Kind.SAVE, event.handle, event.storage, module=event.module, phase=event.phase)
+        case Load():
+            extra = 1 if event.is_fresh else -1
+            return _row(
+                Kind.LOAD, event.handle, event.storage, extra=extra, module=event.module, phase=event.phase
+            )
+        case Unsave():
+            return _row(Kind.UNSAVE, event.handle, module=event.module, phase=event.phase)
 
 
 def _row(
@@ -331,13 +343,14 @@ def _row(
     subject: int = -1,
     value: int = -1,
     *,
+    extra: int = -1,
     role: Role = Role.UNKNOWN,
     module: int = NO_NAME,
     phase: Phase = Phase.FORWARD,
     stream: int = 0,
     device: int = 0,
 ) -> Row:
-    return (kind, subject, value, -1, role, module, phase, stream, device, NO_NAME, (), ())
+    return (kind, subject, value, extra, role, module, phase, stream, device, NO_NAME, (), ())
 
 
 def _columns_of(

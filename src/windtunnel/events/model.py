@@ -28,6 +28,7 @@ __all__ = [
     "Free",
     "Group",
     "Kind",
+    "Load",
     "Mark",
     "ModuleEnter",
     "ModuleExit",
@@ -36,10 +37,12 @@ __all__ = [
     "RecordStream",
     "Recording",
     "Role",
+    "Save",
     "Signature",
     "Step",
     "Sync",
     "TensorSpec",
+    "Unsave",
     "Wait",
 ]
 
@@ -63,6 +66,9 @@ class Kind(IntEnum):
     GROUP = 12
     COLLECTIVE = 13
     WAIT = 14
+    SAVE = 15
+    LOAD = 16
+    UNSAVE = 17
 
 
 class Phase(IntEnum):
@@ -251,6 +257,37 @@ class Wait:
     stream: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Autograd saved a tensor for backward. The handle holds the storage weakly: its FREE says when the program
+    itself let go."""
+
+    handle: int
+    storage: int
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Autograd asked for what it saved. `storage` is what it was given: a fresh one if the program had let go."""
+
+    handle: int
+    storage: int
+    is_fresh: bool = False  # made for this: its ALLOC is the row before
+    module: int = NO_NAME
+    phase: Phase = Phase.BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Unsave:
+    """Autograd no longer needs what it saved."""
+
+    handle: int
+    module: int = NO_NAME
+    phase: Phase = Phase.BACKWARD
+
+
 Event = (
     Op
     | Alloc
@@ -266,13 +303,17 @@ Event = (
     | Group
     | Collective
     | Wait
+    | Save
+    | Load
+    | Unsave
 )
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
-#   COLLECTIVE id, signature | WAIT collective, -
-# `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE. `role` is set for ALLOC and MARK; for a
+#   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
+# `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
+# it. `role` is set for ALLOC and MARK; for a
 # COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
 # of a GROUP stand in `inputs`.
 COLUMNS: dict[str, Any] = {
@@ -370,6 +411,12 @@ class Recording:
                 )  # fmt: skip
             case Kind.WAIT:
                 return Wait(subject, stream)
+            case Kind.SAVE:
+                return Save(subject, value, module, Phase(phase))
+            case Kind.LOAD:
+                return Load(subject, value, extra == 1, module, Phase(phase))
+            case Kind.UNSAVE:
+                return Unsave(subject, module, Phase(phase))
             case _:
                 return Build(subject, value)
 
