@@ -9,37 +9,52 @@ alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from windtunnel.errors import UsageError
 from windtunnel.remat.value import Value
 
-__all__ = ["POLICIES", "Policy", "largest", "local", "lru", "neighbour_cost", "policy_named"]
+__all__ = ["POLICIES", "Policy", "ancestor_cost", "dtr", "largest", "local", "lru", "msps", "neighbour_cost", "policy_named"]
 
 Policy = Callable[[Value, float], float]  # (value, now) -> score
-
-_SHORTEST_IDLE_S = 1e-6  # a value used this very moment is not infinitely precious
 
 
 def neighbour_cost(value: Value) -> float:
     """Seconds to compute every evicted value connected to this one, as far as union-find knows."""
-    total, seen = 0.0, set()
-    for other in (*value.parents, *value.children):
-        if other.neighbourhood is not None:
-            root = other.neighbourhood.root
-            if id(root) not in seen:
-                seen.add(id(root))
-                total += root.cost
+    total, seen = 0, []
+    for near in (value.parents, value.children):
+        for other in near:
+            if other.neighbourhood is not None:
+                root = other.neighbourhood.root
+                if root not in seen:
+                    seen.append(root)
+                    total += root.cost
+    return total
+
+
+def ancestor_cost(value: Value) -> float:
+    """Seconds to compute every evicted value that this one would need first."""
+    total, seen = 0, set()
+    stack = [value]
+    while stack:
+        for parent in stack.pop().parents:
+            if not parent.is_resident and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+                total += parent.cost
     return total
 
 
 def dtr(value: Value, now: float) -> float:
     """Cheap to have again, large, long unused (Kirisame et al., ICLR 2021)."""
-    return (value.cost + neighbour_cost(value)) / (value.n_bytes * _idle(value, now))
+    gain = value.n_bytes * (now - value.last_used)
+    return (value.cost + neighbour_cost(value)) / gain if gain > 0 else inf
 
 
 def local(value: Value, now: float) -> float:
     """As `dtr`, but blind to what is already evicted around it."""
-    return value.cost / (value.n_bytes * _idle(value, now))
+    gain = value.n_bytes * (now - value.last_used)
+    return value.cost / gain if gain > 0 else inf
 
 
 def lru(value: Value, now: float) -> float:
@@ -49,17 +64,18 @@ def lru(value: Value, now: float) -> float:
 
 def largest(value: Value, now: float) -> float:
     """Largest first."""
-    return 1.0 / value.n_bytes
+    return 1 / value.n_bytes if value.n_bytes else inf
 
 
-POLICIES: dict[str, Policy] = {"dtr": dtr, "local": local, "lru": lru, "largest": largest}
+def msps(value: Value, now: float) -> float:
+    """Least compute for a byte, counting evicted ancestors (Peng et al., ASPLOS 2020, "memory saving per second")."""
+    return (value.cost + ancestor_cost(value)) / value.n_bytes if value.n_bytes else inf
+
+
+POLICIES: dict[str, Policy] = {"dtr": dtr, "local": local, "lru": lru, "largest": largest, "msps": msps}
 
 
 def policy_named(name: str) -> Policy:
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}", hint=f"try one of {', '.join(POLICIES)}")
     return POLICIES[name]
-
-
-def _idle(value: Value, now: float) -> float:
-    return max(now - value.last_used, _SHORTEST_IDLE_S)

@@ -49,7 +49,7 @@ class Neighbourhood:
 
     def leave(self, cost: float) -> None:
         root = self.root
-        root._cost = max(root._cost - cost, 0.0)
+        root._cost -= cost
 
 
 class Value:

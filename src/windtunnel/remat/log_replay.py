@@ -1,0 +1,284 @@
+"""Replay an op log within a budget of bytes: forget, compute again, and count what that costs.
+
+    OpLog + budget + policy ──> Replay (compute with and without, evictions, recomputations, peak)
+
+The rules are those of the DTR paper's runtime with eager eviction, so that its published figures can be checked:
+
+- what is kept or forgotten is a storage; views share its fate, and making them again is part of its cost;
+- an operator first pins the inputs that are there, then has the others computed, each with the same rules;
+- memory is made for all outputs of an operator before it runs, also when only one of them was missing;
+- constants and results are pinned for good; a storage is forgotten at once when the program lets go of it;
+- of equal scores the storage that came back into the pool last goes first, and a score of zero ends the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from windtunnel.remat.op_log import Compute, Hold, OpLog, Pin, Release
+from windtunnel.remat.policy import Policy
+from windtunnel.remat.value import Neighbourhood, Value
+
+__all__ = ["Baseline", "Outcome", "Replay", "Stored", "baseline_of", "replay"]
+
+_THRASHING = 2.0  # times the compute of the program alone, the limit of the published runs
+
+
+class Outcome(Enum):
+    DONE = "done"
+    OUT_OF_MEMORY = "out of memory"  # nothing left to forget
+    THRASHING = "thrashing"  # more time for computing again than for the program
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a program needs with no budget."""
+
+    compute_ns: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    outcome: Outcome
+    base_ns: int  # compute of the program alone
+    total_ns: int  # compute done, until the end or the failure
+    n_evictions: int  # without those of storages the program let go of
+    n_recomputed: int  # operators run again
+    peak_bytes: int
+
+    @property
+    def overhead(self) -> float:
+        return self.total_ns / self.base_ns if self.base_ns else 1.0
+
+
+class Stored(Value):
+    """A storage: the value a policy looks at, and the tensors that lie in it."""
+
+    __slots__ = ("children", "holds", "is_pinned", "tensors")
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__(n_bytes, 0)
+        self.parents: dict[Value, None] = {}  # ordered sets, because a view may add to them
+        self.children: dict[Value, None] = {}
+        self.tensors: list[_Tensor] = []
+        self.holds = 0  # how often the program refers to it
+        self.is_pinned = False
+        # Not computed yet: its cost is not part of what is lost.
+        self.is_resident = False
+        self.neighbourhood = Neighbourhood(0)
+
+
+class _Operator:
+    __slots__ = ("cost", "inputs", "outputs", "total_bytes")
+
+    def __init__(self, cost: int, inputs: list[_Tensor], total_bytes: int) -> None:
+        self.cost = cost
+        self.inputs = inputs
+        self.outputs: list[_Tensor] = []
+        self.total_bytes = total_bytes
+
+
+class _Tensor:
+    __slots__ = ("is_defined", "n_bytes", "operator", "stored")
+
+    def __init__(self, operator: _Operator, stored: Stored, n_bytes: int) -> None:
+        self.operator = operator
+        self.stored = stored
+        self.n_bytes = n_bytes  # its own: none if it is a view
+        self.is_defined = False
+
+
+class _Failure(Exception):
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def baseline_of(log: OpLog) -> Baseline:
+    """Compute and peak of the program alone: everything, constants too, is freed when the program lets go of it."""
+    storage_of: list[int] = []
+    holds: list[int] = []
+    sizes: list[int] = []
+    now = peak = compute_ns = 0
+    for step in log.steps:
+        match step:
+            case Compute():
+                compute_ns += step.cost_ns
+                for n_bytes, alias in zip(step.sizes, step.aliases, strict=True):
+                    if alias < 0:
+                        storage_of.append(len(sizes))
+                        sizes.append(n_bytes)
+                        holds.append(0)
+                        now += n_bytes
+                    else:
+                        storage_of.append(storage_of[step.inputs[alias]])
+                    holds[storage_of[-1]] += 1
+                peak = max(peak, now)
+            case Hold():
+                holds[storage_of[step.tensor]] += 1
+            case Release():
+                storage = storage_of[step.tensor]
+                holds[storage] -= 1
+                if holds[storage] == 0:
+                    now -= sizes[storage]
+    return Baseline(compute_ns, peak)
+
+
+def replay(log: OpLog, budget: int, policy: Policy) -> Replay:
+    """Run the program of `log` with at most `budget` bytes, forgetting what `policy` scores lowest."""
+    return _Runtime(log, budget, policy).run()
+
+
+class _Runtime:
+    def __init__(self, log: OpLog, budget: int, policy: Policy) -> None:
+        self._log = log
+        self._budget = budget
+        self._policy = policy
+        self._clock = 0
+        self._n_bytes = 0
+        self._peak = 0
+        self._base = baseline_of(log).compute_ns
+        self._recompute_ns = 0
+        self._n_evictions = 0
+        self._n_recomputed = 0
+        self._pool: dict[Stored, None] = {}  # what may be forgotten, in the order it came
+        self._tensors: list[_Tensor] = []
+
+    def run(self) -> Replay:
+        outcome = Outcome.DONE
+        try:
+            for step in self._log.steps:
+                match step:
+                    case Compute():
+                        self._compute(step)
+                    case Hold():
+                        self._tensors[step.tensor].stored.holds += 1
+                    case Release():
+                        self._release(self._tensors[step.tensor].stored)
+                    case Pin():
+                        self._pin(self._tensors[step.tensor])
+        except _Failure as failure:
+            outcome = failure.outcome
+        return Replay(
+            outcome, self._base, self._clock, self._n_evictions, self._n_recomputed, self._peak
+        )
+
+    def _compute(self, step: Compute) -> None:
+        inputs = [self._tensors[tensor] for tensor in step.inputs]
+        operator = _Operator(step.cost_ns, inputs, sum(step.sizes))
+        for n_bytes, alias in zip(step.sizes, step.aliases, strict=True):
+            stored = Stored(n_bytes) if alias < 0 else inputs[alias].stored
+            tensor = _Tensor(operator, stored, n_bytes)
+            if all(sibling.stored is not stored for sibling in operator.outputs):
+                stored.cost += step.cost_ns
+            stored.tensors.append(tensor)
+            stored.holds += 1
+            operator.outputs.append(tensor)
+            for other in inputs:
+                if other.stored is not stored:
+                    stored.parents[other.stored] = None
+                    other.stored.children[stored] = None
+        self._tensors += operator.outputs
+        self._materialise(operator.outputs[0], is_first=True)
+        for tensor in operator.outputs:
+            tensor.stored.last_used = self._clock
+
+    def _release(self, stored: Stored) -> None:
+        stored.holds -= 1
+        if stored.holds == 0 and stored.is_resident and not stored.is_pinned:
+            self._evict(stored)
+
+    def _pin(self, tensor: _Tensor) -> None:
+        if not tensor.is_defined:
+            self._materialise(tensor)
+        if not tensor.stored.is_pinned:
+            self._lock(tensor.stored)
+            tensor.stored.is_pinned = True
+
+    def _materialise(self, tensor: _Tensor, is_first: bool = False) -> None:
+        """Compute a tensor, and before it what it needs; with a stack of our own, because chains are long."""
+        stack = [(tensor, self._begin(tensor))]
+        while stack:
+            tensor, missing = stack[-1]
+            for needed in missing:
+                if not needed.is_defined:
+                    stack.append((needed, self._begin(needed)))
+                    break
+                self._lock(needed.stored)
+            else:
+                stack.pop()
+                self._run(tensor, is_first and not stack)
+                if stack:
+                    self._lock(tensor.stored)
+
+    def _begin(self, tensor: _Tensor) -> Iterable[_Tensor]:
+        """Pin the inputs that are there, and return the others, which are to be pinned when they are."""
+        inputs = tensor.operator.inputs
+        for needed in inputs:
+            needed.stored.last_used = self._clock
+        for needed in inputs:
+            if needed.is_defined:
+                self._lock(needed.stored)
+        return iter([needed for needed in inputs if not needed.is_defined])
+
+    def _run(self, tensor: _Tensor, is_first: bool) -> None:
+        operator = tensor.operator
+        self._make_room(operator.total_bytes)
+        self._clock += operator.cost
+        self._peak = max(self._peak, self._n_bytes + operator.total_bytes)
+        for other in operator.outputs:
+            if other is not tensor:
+                self._appear(other)
+        self._appear(tensor)  # last into the pool, so first out of it among equals
+        for needed in operator.inputs:
+            self._unlock(needed.stored)
+        if not is_first:
+            self._n_recomputed += 1
+            self._recompute_ns += operator.cost
+            if self._recompute_ns > (_THRASHING - 1) * self._base:
+                raise _Failure(Outcome.THRASHING)
+
+    def _appear(self, tensor: _Tensor) -> None:
+        tensor.is_defined = True
+        stored = tensor.stored
+        if not stored.is_resident:
+            stored.restore()
+            self._n_bytes += stored.n_bytes
+            self._pool[stored] = None
+
+    def _make_room(self, n_bytes: int) -> None:
+        while self._n_bytes + n_bytes > self._budget:
+            if not self._pool:
+                raise _Failure(Outcome.OUT_OF_MEMORY)
+            self._evict(self._least())
+            self._n_evictions += 1
+
+    def _least(self) -> Stored:
+        policy, now = self._policy, self._clock
+        best, least = None, float("inf")
+        for stored in self._pool:
+            score = policy(stored, now)
+            if score <= least:
+                best, least = stored, score
+            if score == 0:
+                break
+        return best
+
+    def _evict(self, stored: Stored) -> None:
+        stored.evict()
+        for tensor in stored.tensors:
+            tensor.is_defined = False
+        self._n_bytes -= stored.n_bytes
+        del self._pool[stored]
+
+    def _lock(self, stored: Stored) -> None:
+        if stored.pins == 0:
+            del self._pool[stored]
+        stored.pins += 1
+
+    def _unlock(self, stored: Stored) -> None:
+        stored.pins -= 1
+        if stored.pins == 0:
+            self._pool[stored] = None
