@@ -41,6 +41,7 @@ class DeviceProfile:
     bf16_tflops: float
     bandwidth_gbs: float
     allocator: str
+    fp32_tflops: float = 0.0  # 0: not known
 
 
 def known_devices() -> dict[str, DeviceProfile]:
@@ -106,7 +107,7 @@ def _profile(id: str, fields: dict[str, Any]) -> DeviceProfile:
     return DeviceProfile(
         id, fields["name"], kind, memory, usable, (major, minor), int(fields.get("multiprocessors", 1)),
         float(fields.get("bf16_tflops", 1.0)), float(fields.get("bandwidth_gbs", 1.0)),
-        fields.get("allocator", kind),
+        fields.get("allocator", kind), float(fields.get("fp32_tflops", 0.0)),
     )  # fmt: skip
 
 

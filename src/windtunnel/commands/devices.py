@@ -69,6 +69,7 @@ def _toml(device: DeviceProfile) -> str:
         f"capability = [{major}, {minor}]\n"
         f"multiprocessors = {device.multiprocessors}\n"
         f"bf16_tflops = {device.bf16_tflops}\n"
+        f"fp32_tflops = {device.fp32_tflops}\n"
         f"bandwidth_gbs = {device.bandwidth_gbs}\n"
         f'allocator = "{device.allocator}"\n'
     )
