@@ -85,7 +85,7 @@ class Engine:
     @property
     def limit(self) -> int:
         threshold = self.settings.threshold
-        return max(self.host.capacity() if not threshold else threshold, self.guard.floor)
+        return max(threshold or self.host.capacity(), self.guard.floor)
 
     def is_near(self) -> bool:
         """Could one more operator go over the limit? While this is False nothing needs to be looked up."""
@@ -260,8 +260,9 @@ class Engine:
     # -- candidates ------------------------------------------------------------------------------------------
 
     def _add(self, value: Value) -> None:
+        reference = ref(value)  # first: making it may run the collector, which may call unsave
         value.position = len(self._candidates)
-        self._candidates.append(ref(value))
+        self._candidates.append(reference)
 
     def _remove(self, value: Value) -> None:
         if value.position >= 0:

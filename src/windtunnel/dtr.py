@@ -1,0 +1,164 @@
+"""Dynamic tensor rematerialisation in two lines.
+
+    import windtunnel.dtr as dtr
+    dtr.eviction_threshold = "5GB"
+    dtr.enable()
+
+Activations that do not fit under the threshold are dropped and computed again when backward needs them; losses,
+gradients and weights stay bit for bit what they were. Settings may change at any time and hold from the next
+operator on. Environment variables `WINDTUNNEL_DTR_EVICTION_THRESHOLD` and so on give the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from windtunnel.errors import UsageError
+from windtunnel.frameworks import load
+from windtunnel.remat.engine import BY_ADDRESS, Settings
+from windtunnel.remat.policy import POLICIES
+from windtunnel.units import MIB, parse_bytes
+
+__all__ = [
+    "disable",
+    "enable",
+    "enable_sqrt_sampling",
+    "evictee_minimum_size",
+    "eviction_threshold",
+    "is_enabled",
+    "limit",
+    "policies",
+    "policy",
+    "stats",
+]
+
+_PREFIX = "WINDTUNNEL_DTR_"
+
+
+class _Switchboard:
+    """The settings as the user wrote them, and the runtime once there is one."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.settings = Settings()
+        self.written_threshold: int | str = 0
+        self.runtime: Any = None
+        self.set_threshold(_from_environment(environment, "EVICTION_THRESHOLD", "0"))
+        self.set_minimum(_from_environment(environment, "EVICTEE_MINIMUM_SIZE", str(MIB)))
+        self.set_sampling(_switch(_from_environment(environment, "ENABLE_SQRT_SAMPLING", "0")))
+        self.set_policy(_from_environment(environment, "POLICY", "dtr"))
+
+    def set_threshold(self, size: int | str | None) -> None:
+        """None and 0: no threshold, act only when an allocation does not fit."""
+        self.settings.threshold = _bytes("eviction_threshold", size or 0) or None
+        self.written_threshold = size or 0
+
+    def set_minimum(self, size: int | str) -> None:
+        self.settings.minimum_size = _bytes("evictee_minimum_size", size)
+
+    def set_sampling(self, is_wanted: bool) -> None:
+        if not isinstance(is_wanted, bool):
+            raise UsageError(f"enable_sqrt_sampling is True or False, not {is_wanted!r}")
+        self.settings.is_sampling = is_wanted
+
+    def set_policy(self, name: str) -> None:
+        if name not in policies():
+            raise UsageError(f"there is no policy {name!r}", hint=f"try one of {', '.join(policies())}")
+        self.settings.policy = name
+
+
+def enable() -> None:
+    """Begin: from here on activations are dropped when memory goes over the threshold."""
+    if _board.runtime is None:
+        _board.runtime = load("remat", "runtime", "torch").runtime_here(_board.settings)
+    _board.runtime.start()
+
+
+def disable() -> None:
+    """End: nothing more is dropped. What was dropped still comes back when backward asks for it."""
+    if _board.runtime is not None:
+        _board.runtime.stop()
+
+
+def is_enabled() -> bool:
+    return _board.runtime is not None and _board.runtime.is_on
+
+
+@contextmanager
+def limit(eviction_threshold: int | str | None = None) -> Iterator[None]:
+    """Enable inside a `with` block, under this threshold; afterwards everything is as it was."""
+    was_on, before = is_enabled(), _board.written_threshold
+    _board.set_threshold(eviction_threshold)
+    try:
+        enable()
+        yield
+    finally:
+        if not was_on:
+            disable()
+        _board.set_threshold(before)
+
+
+def stats() -> dict[str, float]:
+    """What was evicted and computed again since `enable()` was first called, in bytes and seconds."""
+    return {} if _board.runtime is None else asdict(_board.runtime.engine.statistics)
+
+
+def policies() -> tuple[str, ...]:
+    """The names `dtr.policy` may have."""
+    return (*POLICIES, BY_ADDRESS)
+
+
+def _bytes(name: str, size: int | str) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise UsageError(f"{name} cannot be {size!r}", hint='write bytes, "5GB" or "80%"')
+    device_bytes = None
+    if isinstance(size, str) and size.strip().endswith("%"):
+        device_bytes = load("remat", "runtime", "torch").device_bytes()
+    try:
+        return parse_bytes(
+            int(size) if isinstance(size, str) and size.strip().isdigit() else size, device_bytes
+        )
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", error.hint) from None
+
+
+def _switch(text: str) -> bool:
+    if text.strip().lower() not in ("0", "1", "true", "false"):
+        raise UsageError(f"{_PREFIX}ENABLE_SQRT_SAMPLING is 0 or 1, not {text!r}")
+    return text.strip().lower() in ("1", "true")
+
+
+def _from_environment(environment: Mapping[str, str], name: str, default: str) -> str:
+    return environment.get(_PREFIX + name, "").strip() or default
+
+
+class _Door(types.ModuleType):
+    """This module with settings that are checked when they are set."""
+
+    eviction_threshold = property(
+        lambda self: _board.written_threshold, lambda self, size: _board.set_threshold(size)
+    )
+    evictee_minimum_size = property(
+        lambda self: _board.settings.minimum_size, lambda self, size: _board.set_minimum(size)
+    )
+    enable_sqrt_sampling = property(
+        lambda self: _board.settings.is_sampling, lambda self, is_wanted: _board.set_sampling(is_wanted)
+    )
+    policy = property(lambda self: _board.settings.policy, lambda self, name: _board.set_policy(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in __all__:
+            raise AttributeError(
+                f"windtunnel.dtr has no setting {name!r}: eviction_threshold, evictee_minimum_size,"
+                " enable_sqrt_sampling and policy"
+            )
+        super().__setattr__(name, value)
+
+
+_board = _Switchboard(os.environ)
+sys.modules[__name__].__class__ = _Door

@@ -1,0 +1,94 @@
+"""Being asked by torch: the recorder on its stack of modes, the hooks on autograd's, and the door to backward.
+
+    start ──> mode + hooks + engine door        rest ──> hooks only        stop ──> nothing
+
+During backward the mode is off: while any mode is active autograd adds gradients out of place, which costs memory
+and breaks what relies on their identity.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+
+__all__ = ["Interception"]
+
+
+class Interception:
+    def __init__(
+        self, mode: dispatch.TorchDispatchMode, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
+    ) -> None:
+        self.is_on = False
+        self.after_backward: Callable[[], None] = lambda: None
+        self._mode = mode
+        self._hooks = (pack, unpack)
+        self._is_mode_on = False
+        self._engine: Any = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def start(self) -> None:
+        if self.is_on:
+            return
+        self.is_on = True
+        torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+        self.resume()
+        self._engine = torch.autograd.Variable._execution_engine
+        torch.autograd.Variable._execution_engine = _Door(self._engine, self)  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        if not self.is_on:
+            return
+        self.is_on = False
+        self.rest()
+        # Someone else's hooks on top of ours will be taken off by them; ours, below, then only pass through.
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] == self._hooks[0]:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        door = torch.autograd.Variable._execution_engine
+        if isinstance(door, _Door) and door.interception is self:
+            torch.autograd.Variable._execution_engine = self._engine
+
+    def resume(self) -> None:
+        if not self._is_mode_on:
+            self._is_mode_on = True
+            dispatch._push_mode(self._mode)
+
+    def rest(self) -> None:
+        """Take the recorder off, unless another mode lies on top of it: then it passes everything through."""
+        if self._is_mode_on and dispatch._get_current_dispatch_mode() is self._mode:
+            self._is_mode_on = False
+            dispatch._pop_mode()
+
+    def run_backward(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        is_ours = self._is_mode_on and dispatch._get_current_dispatch_mode() is self._mode
+        if is_ours:
+            dispatch._pop_mode()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if is_ours:
+                dispatch._push_mode(self._mode)
+            self.after_backward()
+
+    def _forget(self) -> None:
+        """A forked worker (a data loader's) makes batches, it does not train."""
+        if self.is_on:
+            self.stop()
+
+
+class _Door:
+    """torch's autograd engine, seen through `run_backward`."""
+
+    def __init__(self, engine: Any, interception: Interception) -> None:
+        self.interception = interception
+        self._engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.interception.run_backward(self._engine.run_backward, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

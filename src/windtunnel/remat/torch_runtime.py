@@ -1,0 +1,400 @@
+"""Dynamic tensor rematerialisation for real training: the recorder, autograd's hooks, and the engine between them.
+
+    forward ──> Recorder ──> values       autograd saves ──> pack ──> engine.save
+    backward ──> unpack ──> engine.fetch ──> recipes run again          node done ──> engine.unsave
+
+Only what autograd alone holds is ever dropped: a tensor the program can still reach is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch
+
+from windtunnel.remat.engine import Engine, Settings
+from windtunnel.remat.torch_costs import Costs
+from windtunnel.remat.torch_interception import Interception
+from windtunnel.remat.torch_meter import Meter, meter_for
+from windtunnel.remat.torch_recipe import Blank, LiveValue, Recipe, rebuild, without_modes
+from windtunnel.remat.torch_recorder import Recorder, value_of
+from windtunnel.remat.torch_vanishing import VanishingWeights
+from windtunnel.remat.value import Value
+from windtunnel.units import MIB, format_bytes, parse_bytes
+
+__all__ = ["Runtime", "device_bytes", "runtime_here"]
+
+_dead = ref(set())  # answers None for ever
+_FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__
+_FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
+
+
+class Kept:
+    """A saved tensor we leave alone. Hooks switch torch's check for changes off, so it is made here."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+
+
+class Handle:
+    """A saved tensor whose bytes we may drop."""
+
+    __slots__ = ("dtype", "offset", "runtime", "shape", "strides", "value", "version")
+
+    def __init__(self, runtime: Runtime, value: LiveValue, tensor: torch.Tensor) -> None:
+        self.runtime = runtime
+        self.value = value
+        self.version = tensor._version
+        self.dtype = tensor.dtype
+        self.shape = tensor.shape
+        self.strides = tensor.stride()
+        self.offset = tensor.storage_offset()
+
+    def __del__(self) -> None:
+        self.runtime.let_go(self)
+
+
+class Runtime:
+    """The host of the engine. One per process; it manages one device."""
+
+    def __init__(self, settings: Settings, device: torch.device, costs: Costs | None = None) -> None:
+        self.settings = settings
+        self.device = device
+        self.meter: Meter = meter_for(device)
+        self.costs = costs or Costs(device)
+        self.lock = threading.RLock()
+        self.engine = Engine(self, settings)
+        self.live_bytes = self.meter.live_bytes
+        self.is_recording = False
+        self._recorder = Recorder(self)
+        self._readers: WeakSet[LiveValue] = (
+            WeakSet()
+        )  # values whose recipes read something that is not a value
+        self._released: deque[tuple[LiveValue, int]] = deque()
+        self._capacity: int | None = None
+        self._vanishing = VanishingWeights()
+        self._interception = Interception(self._recorder, self.pack, self.unpack)
+        self._interception.after_backward = self.end_round
+        self._made: list[ref[LiveValue]] = []  # since the last backward
+        self._told: set[str] = set()
+
+    # -- the engine's host ----------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        if self._capacity is None:
+            self._capacity = self.meter.capacity()
+        return self._capacity
+
+    def is_held(self, value: LiveValue) -> bool:  # type: ignore[override]
+        storage = value.storage
+        if storage is None:
+            return True
+        if torch._C._storage_Use_Count(storage._cdata) > 1 + len(value.slots):
+            return True
+        return not self._vanishing.is_computable(value)
+
+    def drop(self, value: LiveValue) -> None:  # type: ignore[override]
+        if self._vanishing.must_stay(value):
+            return
+        storage, value.storage = value.storage, None
+        value.slots.clear()
+        if storage is not None and torch._C._storage_Use_Count(storage._cdata) > 1:
+            if value_of(storage) is value:
+                storage._windtunnel = value  # the program holds it still: so the value hangs on it again
+
+    def output_bytes(self, value: LiveValue) -> int:  # type: ignore[override]
+        return value.recipe.n_bytes
+
+    def compute(self, value: LiveValue) -> Iterable[Value]:  # type: ignore[override]
+        start = perf_counter()
+        recipe = value.recipe
+        with without_modes():
+            taken = self._before_content(recipe)
+            result, written = self._retrying(lambda: recipe.run(self.device, taken))
+            made = self._settle(value, recipe, result, written)
+        self.engine.statistics.recompute_seconds += perf_counter() - start
+        return made
+
+    def _before_content(self, recipe: Recipe) -> torch.UntypedStorage | None:
+        """The storage an in-place operator writes into again: its parent's own if nobody else needs that."""
+        target = recipe.writes
+        if target is None or isinstance(target, Blank):
+            return None
+        parent = target.value
+        storage = parent.here()
+        if parent.storage is not None and not parent.saves and parent.pins == 1 and not self.is_held(parent):
+            parent.storage = None
+            parent.weak = _dead
+            parent.evict()
+            return storage
+        return storage.clone()
+
+    def _settle(self, value: LiveValue, recipe: Recipe, result: Any, written: Any) -> list[Value]:
+        if written is not None:
+            self._keep(value, written)
+            return [value]
+        outputs = (result,) if isinstance(result, torch.Tensor) else result
+        made: list[Value] = []
+        for reference, tensor in zip(recipe.results, outputs, strict=True):
+            sibling = reference() if reference is not None else None
+            if sibling is not None and not sibling.is_resident and (sibling is value or sibling.saves):
+                self._keep(sibling, tensor.untyped_storage())
+                made.append(sibling)
+        return made
+
+    def _keep(self, value: LiveValue, storage: torch.UntypedStorage) -> None:
+        if storage.nbytes() != value.n_bytes:
+            raise RuntimeError(
+                f"{value.recipe.operator} gave {storage.nbytes()} bytes when run again and {value.n_bytes} before;"
+                " it cannot be rematerialised: please report it"
+            )
+        value.storage = storage
+        value.live_in(storage, self.gone)
+        storage._windtunnel = ref(value)
+
+    @staticmethod
+    def gone(value: LiveValue | None) -> None:
+        """The last reference to a value's bytes went away."""
+        if value is not None and value.is_resident:
+            value.evict()
+
+    # -- autograd's hooks -----------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not self.is_recording:
+            if self._interception.is_on and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW:
+                self._wake()
+            return Kept(tensor)
+        if (
+            type(tensor) is not torch.Tensor
+            or tensor.device != self.device
+            or tensor.layout is not torch.strided
+        ):
+            return Kept(tensor)
+        storage = tensor.untyped_storage()
+        value = value_of(storage)
+        if not isinstance(value, LiveValue):
+            return Kept(tensor)
+        with self.lock:
+            if sys._getframe(1).f_code is _FUNCTION_APPLY:
+                # A custom function may have written into it with kernels torch does not see.
+                self.freeze(value)
+                return Kept(tensor)
+            value.storage = storage
+            storage._windtunnel = ref(value)
+            handle = Handle(self, value, tensor)
+            value.slots[id(handle)] = tensor
+            self.engine.save(value)
+        return handle
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if type(packed) is Kept:
+            _check_version(packed.tensor, packed.version)
+            return packed.tensor
+        value = packed.value
+        with self.lock:
+            tensor = value.slots.pop(id(packed), None)
+            if tensor is not None:
+                _check_version(tensor, packed.version)
+            self.engine.fetch(value)
+            if tensor is None:
+                tensor = rebuild(value.here(), packed, self.device)
+            self._let_go_released()
+            self._tell_if_unreachable()
+        return tensor
+
+    def let_go(self, handle: Handle) -> None:
+        """Autograd no longer needs a saved tensor. May be called from anywhere, even amid our own work."""
+        try:
+            self._released.append((handle.value, id(handle)))
+            if self.lock.acquire(blocking=False):
+                try:
+                    self._let_go_released()
+                finally:
+                    self.lock.release()
+        except Exception:  # at the end of the interpreter anything may be gone already
+            if not sys.is_finalizing():
+                raise
+
+    def _let_go_released(self) -> None:
+        while self._released:
+            value, key = self._released.popleft()
+            value.slots.pop(key, None)
+            self.engine.unsave(value)
+
+    # -- what may not be dropped ----------------------------------------------------------------------------
+
+    def freeze(self, value: LiveValue) -> None:
+        """Never drop this value again."""
+        value.pins += 1
+        if not value.is_resident:
+            self.engine.fetch(value)
+        storage = value.here()
+        value.storage = storage
+        if storage is not None:
+            storage._windtunnel = ref(value)
+
+    def note_constants(self, recipe: Recipe, made: Iterable[LiveValue]) -> None:
+        for tensor in recipe.constants():
+            storage = tensor.untyped_storage()
+            storage._windtunnel_is_read = True
+            self._vanishing.look_at(tensor, storage)
+        self._readers.update(made)
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        """An operator is about to change a tensor: what was computed from it and is needed must be had first."""
+        storage = tensor.untyped_storage()
+        if not self._readers or not storage.__dict__.get("_windtunnel_is_read"):
+            return
+        for value in list(self._readers):
+            if any(each.untyped_storage()._cdata == storage._cdata for each in value.recipe.constants()):
+                self.freeze(value)
+                self._readers.discard(value)
+
+    def overwritten(self, tensor: torch.Tensor) -> None:
+        """The tensor's storage no longer has the value it had."""
+        storage = tensor.untyped_storage()
+        value = value_of(storage)
+        storage.__dict__.pop("_windtunnel", None)
+        if isinstance(value, LiveValue):
+            if value.saves:  # torch refuses this when backward asks for it; until then it stays as it is
+                value.pins += 1
+            else:
+                value.weak = _dead
+                value.evict()
+
+    # -- on and off -----------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        return self._interception.is_on
+
+    def start(self) -> None:
+        self._interception.start()
+        self.is_recording = True
+
+    def stop(self) -> None:
+        """Stop recording. What is evicted comes back all the same when backward asks for it."""
+        self.is_recording = False
+        self._interception.stop()
+
+    def made(self, values: list[LiveValue]) -> None:
+        self._made += map(ref, values)
+
+    def end_round(self) -> None:
+        """A backward has ended: let go of recipes, and if memory never came near the limit, rest until it does."""
+        with self.lock:
+            self._let_go_released()
+            for reference in self._made:
+                value = reference()
+                storage = value.weak() if value is not None and not value.saves else None
+                if storage is not None and value_of(storage) is value:
+                    # The program keeps the tensor, a metric say; what it was computed from need not be kept for that.
+                    del storage._windtunnel
+            self._made.clear()
+        if (
+            self._interception.is_on
+            and self.is_recording
+            and self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
+        ):
+            self.is_recording = False
+            self._interception.rest()
+
+    def _wake(self) -> None:
+        self.is_recording = True
+        self._interception.resume()
+
+    # -- when memory runs out -------------------------------------------------------------------------------
+
+    def with_retry(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return (
+            self._retrying(lambda: func(*args, **kwargs))
+            if self.device.type != "cpu"
+            else func(*args, **kwargs)
+        )
+
+    def _retrying(self, call: Callable[[], Any]) -> Any:
+        """Run; if the device has no room, evict and run again until it has or nothing is left to evict."""
+        while True:
+            try:
+                return call()
+            except torch.OutOfMemoryError as error:
+                with self.lock:
+                    if not self.engine.evict_for(_asked_bytes(error)):
+                        raise torch.OutOfMemoryError(f"{error} {self._who_holds()}") from error
+                    self.engine.statistics.failed_allocations += 1
+
+    def _who_holds(self) -> str:
+        evictable = sum(value.n_bytes for value in self.engine.candidates())
+        live = self.meter.live_bytes()
+        return (
+            f"windtunnel.dtr: {format_bytes(live)} are in use, of which {format_bytes(evictable)} could be evicted;"
+            " the rest are weights, gradients, optimizer state and the operands of the current operator."
+        )
+
+    def _tell_if_unreachable(self) -> None:
+        found = self.engine.statistics
+        if found.least_reached_bytes and "floor" not in self._told:
+            self._told.add("floor")
+            warnings.warn(
+                f"windtunnel.dtr: the threshold of {format_bytes(self.settings.threshold or 0)} is below what cannot be"
+                f" evicted: {format_bytes(found.least_reached_bytes)} were needed; training goes on with what can be"
+                " evicted evicted",
+                stacklevel=2,
+            )
+        if found.guarded_rounds and "guard" not in self._told:
+            self._told.add("guard")
+            warnings.warn(
+                f"windtunnel.dtr: the threshold of {format_bytes(self.settings.threshold or 0)} made one step compute"
+                f" more again than it has operators; {format_bytes(found.raised_limit_bytes)} is used from now on",
+                stacklevel=2,
+            )
+
+
+def _check_version(tensor: torch.Tensor, expected: int) -> None:
+    """torch's own check, which hooks switch off."""
+    if tensor._version != expected:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation:"
+            f" [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {expected}"
+            " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient,"
+            " with torch.autograd.set_detect_anomaly(True)."
+        )
+
+
+def _asked_bytes(error: BaseException) -> int:
+    """How much was asked for, from torch's own words; a megabyte if they have changed."""
+    found = re.search(r"Tried to allocate ([\d.]+ [KMGT]?i?B)", str(error))
+    return parse_bytes(found.group(1)) if found else MIB
+
+
+def runtime_here(settings: Settings) -> Runtime:
+    """A runtime for the device this process trains on: the current accelerator, or the host."""
+    return Runtime(settings, _device_here())
+
+
+def device_bytes() -> int:
+    """All the memory of that device."""
+    device = _device_here()
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return getattr(torch, device.type).mem_get_info(device)[1]
+
+
+def _device_here() -> torch.device:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

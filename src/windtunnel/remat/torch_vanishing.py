@@ -1,0 +1,72 @@
+"""Weights that come and go: fully sharded training frees a layer's weights between its forward and its backward.
+
+    weight seen in a recipe ──> is it a sharded parameter's full copy? ──> whatever reads it is kept, not recomputed
+
+A value that reads such a weight is an anchor: never dropped while anything is still computed from it, because the
+weight may be away when it would be computed again, and gathering it then would be a collective no peer expects.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+
+from windtunnel.remat.torch_recipe import LiveValue
+
+__all__ = ["VanishingWeights"]
+
+_SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+class VanishingWeights:
+    def __init__(self) -> None:
+        self._has_any = False
+        self._sharded: list[Any] | None = None  # torch's FSDPParam objects
+
+    def look_at(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        """A recipe reads this tensor: note on its storage if it is the full copy of a sharded weight."""
+        module = sys.modules.get(_SHARDING)
+        if (
+            module is None
+            or "_windtunnel_vanishes" in storage.__dict__
+            or not torch.distributed.is_initialized()
+        ):
+            return
+        if self._sharded is None:
+            self._sharded = [each for each in gc.get_objects() if type(each) is module.FSDPParam]
+        vanishes = any(_is_full_copy(each, storage) for each in self._sharded)
+        storage._windtunnel_vanishes = vanishes
+        self._has_any |= vanishes
+
+    def is_computable(self, value: LiveValue) -> bool:
+        """False if it, or something gone that it is computed from, reads a weight that may be away then."""
+        if not self._has_any:
+            return True
+        waiting, seen = [value], {id(value)}
+        while waiting:
+            each = waiting.pop()
+            if _reads_vanishing(each):
+                return False
+            for parent in each.parents:
+                if not parent.saves and id(parent) not in seen:
+                    seen.add(id(parent))
+                    waiting.append(parent)
+        return True
+
+    def must_stay(self, value: LiveValue) -> bool:
+        """True for an anchor that living values are computed from."""
+        return self._has_any and _reads_vanishing(value) and next(value.children, None) is not None
+
+
+def _reads_vanishing(value: Any) -> bool:
+    return any(
+        tensor.untyped_storage().__dict__.get("_windtunnel_vanishes") for tensor in value.recipe.constants()
+    )
+
+
+def _is_full_copy(parameter: Any, storage: torch.UntypedStorage) -> bool:
+    full = getattr(parameter, "_unsharded_param", None)
+    return full is not None and full.untyped_storage()._cdata == storage._cdata
