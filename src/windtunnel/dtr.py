@@ -38,6 +38,11 @@ __all__ = [
     "stats",
 ]
 
+eviction_threshold: int | str  # bytes, "5GB" or "80%"; 0: act only when an allocation does not fit
+evictee_minimum_size: int  # bytes: smaller tensors are never dropped
+enable_sqrt_sampling: bool  # look at about sqrt(n) candidates instead of all n
+policy: str  # one of `policies()`
+
 _PREFIX = "WINDTUNNEL_DTR_"
 
 

@@ -157,7 +157,7 @@ class Recipe:
         return each
 
 
-class without_modes:  # noqa: N801  (used as a context manager, read as words)
+class without_modes:
     """No gradient, no autocast: operators run exactly as they were recorded, below both."""
 
     def __enter__(self) -> None:

@@ -110,9 +110,9 @@ class Runtime:
             return
         storage, value.storage = value.storage, None
         value.slots.clear()
-        if storage is not None and torch._C._storage_Use_Count(storage._cdata) > 1:
-            if value_of(storage) is value:
-                storage._windtunnel = value  # the program holds it still: so the value hangs on it again
+        is_in_use = storage is not None and torch._C._storage_Use_Count(storage._cdata) > 1
+        if is_in_use and value_of(storage) is value:
+            storage._windtunnel = value  # the program holds it still: so the value hangs on it again
 
     def output_bytes(self, value: LiveValue) -> int:  # type: ignore[override]
         return value.recipe.n_bytes
@@ -173,6 +173,10 @@ class Runtime:
     # -- autograd's hooks -----------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        if tensor.grad_fn is not None:
+            # A node that saves its own result gives us the result itself: kept as it is, it would keep its node for
+            # ever. Detached it does not, and the version counter is shared.
+            tensor = tensor.detach()
         if not self.is_recording:
             if self._interception.is_on and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW:
                 self._wake()
@@ -188,7 +192,7 @@ class Runtime:
         if not isinstance(value, LiveValue):
             return Kept(tensor)
         with self.lock:
-            if sys._getframe(1).f_code is _FUNCTION_APPLY:
+            if _is_in_custom_function(sys._getframe().f_back):
                 # A custom function may have written into it with kernels torch does not see.
                 self.freeze(value)
                 return Kept(tensor)
@@ -361,6 +365,10 @@ class Runtime:
                 f" more again than it has operators; {format_bytes(found.raised_limit_bytes)} is used from now on",
                 stacklevel=2,
             )
+
+
+def _is_in_custom_function(frame: Any) -> bool:
+    return frame is not None and frame.f_code is _FUNCTION_APPLY
 
 
 def _check_version(tensor: torch.Tensor, expected: int) -> None:
