@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.capture.simulated import Simulated, run_plainly, simulate
-from windtunnel.events.model import Alloc, Free, Load, Op, Save, Unsave
+from windtunnel.events.model import Alloc, Call, CallFlag, Free, Load, Op, Return, Save, Unsave
 
 N = 264  # a square float32 tensor of this side is more than 256 KiB: too large for its values to be known
 BYTES = N * N * 4
@@ -222,3 +222,52 @@ def test_the_same_operators_run_as_without():
             optimizer.zero_grad()
 
     assert simulate(program, is_recording_saves=True).op_names == simulate(program).op_names
+
+
+def _calls(run: Simulated) -> list[tuple[str, int]]:
+    signatures = run.recording.signatures
+    return [(signatures[e.signature].name, int(e.flags)) for e in run.events if isinstance(e, Call)]
+
+
+def test_calls_are_recorded_as_a_dispatch_mode_sees_them():
+    def program():
+        x = torch.randn(N, N, device="cuda", requires_grad=True)
+        y = x.clone().view(-1)  # a view has no row; on the device a clone is an allocation and a copy
+        y.mul_(2)
+        with torch.no_grad():
+            x.exp()  # leaves nothing to compute again
+            y.zero_()
+        y.sum().backward(torch.ones((), device="cuda"))  # nothing of backward
+
+    run = simulate(program, is_recording_saves=True)
+    grad, covers = CallFlag.GRAD, CallFlag.COVERS
+    assert _calls(run)[1:5] == [
+        ("aten.clone.default", grad),
+        ("aten.mul_.Tensor", grad | covers),
+        ("aten.zero_.default", covers),
+        ("aten.sum.default", grad),
+    ]
+    calls = {e.id: e for e in run.events if isinstance(e, Call)}
+    returns = [e for e in run.events if isinstance(e, Return)]
+    clone, multiply = returns[1], returns[2]
+    assert clone.written == ()
+    assert multiply.written == multiply.outputs == clone.outputs == calls[multiply.call].inputs[:1]
+    parts = run.events[run.events.index(calls[clone.call]) + 1 : run.events.index(clone)]
+    assert [type(e) for e in parts] == [Alloc, Op]
+    assert parts[0].storage == clone.outputs[0]
+
+
+def test_what_cannot_run_again_is_marked():
+    def program():
+        x = torch.randn(N, N, device="cuda", requires_grad=True)
+        generator = torch.Generator(device="cuda")
+        y = x * 2
+        torch.bernoulli(y, generator=generator)
+        y[:10].detach().fill_(1)
+
+    calls = _calls(simulate(program, is_recording_saves=True))
+    assert calls[-3:] == [
+        ("aten.mul.Tensor", CallFlag.GRAD),
+        ("aten.bernoulli.default", CallFlag.GRAD | CallFlag.ODD),
+        ("aten.fill_.Scalar", CallFlag.GRAD),  # a part of its storage only
+    ]

@@ -19,6 +19,8 @@ from windtunnel.events.model import (
     NO_NAME,
     Alloc,
     Build,
+    Call,
+    CallFlag,
     Collective,
     EmptyCache,
     Event,
@@ -33,6 +35,7 @@ from windtunnel.events.model import (
     Op,
     Phase,
     RecordStream,
+    Return,
     Role,
     Save,
     Signature,
@@ -71,6 +74,8 @@ EVENTS = {
     Save: st.builds(Save, ids, ids, names, phases),
     Load: st.builds(Load, ids, ids, st.booleans(), names, phases),
     Unsave: st.builds(Unsave, ids, names, phases),
+    Call: st.builds(Call, ids, ids, storages, st.integers(0, 7).map(CallFlag), names, phases),
+    Return: st.builds(Return, ids, storages, storages),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -250,6 +255,8 @@ def _one_of_each():
         Save(7, 3, 2, Phase.FORWARD),
         Load(7, 4, True, 2, Phase.BACKWARD),
         Unsave(7, 2, Phase.BACKWARD),
+        Call(8, 0, (3, -1), CallFlag.GRAD | CallFlag.COVERS, 2, Phase.FORWARD),
+        Return(8, (3,), (9,)),
     ]
 
 

@@ -16,7 +16,7 @@ from windtunnel.capture.torch_storage import new_tensor, sim_of, world
 from windtunnel.capture.torch_type_checks import check_types
 from windtunnel.events.model import Signature, TensorSpec
 
-__all__ = ["Entry", "Pattern", "infer", "resize_out", "tensor_spec", "wrap_numbers"]
+__all__ = ["Entry", "Pattern", "infer", "resize_out", "scalars_text", "tensor_spec", "wrap_numbers"]
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -84,7 +84,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
             str(op),
             tuple(tensor_spec(t) for t in tensors),
             tuple(_tensor_spec_of(s) for s in outputs if isinstance(s, tuple) and s[0] == "new"),
-            _scalars_text(args, kwargs),
+            scalars_text(args, kwargs),
         )
     )
     return Entry(signature, outputs, is_list, resizes, pattern)
@@ -194,7 +194,9 @@ def _tensor_spec_of(spec: tuple[Any, ...]) -> TensorSpec:
     return TensorSpec(spec[1], spec[2], str(spec[3])[6:])
 
 
-def _scalars_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def scalars_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The arguments as a signature has them: `_` for each tensor, the rest as Python writes it."""
+
     def text(a: Any) -> str:
         if isinstance(a, Tensor):
             return "_"

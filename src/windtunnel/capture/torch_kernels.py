@@ -21,7 +21,14 @@ from windtunnel.capture.torch_storage import CPU, WORKSPACE, new_tensor, sim_of,
 from windtunnel.capture.torch_values import follow_values, forget, make_known
 from windtunnel.events.model import NO_NAME, Kind, Phase
 
-__all__ = ["DeviceMismatch", "call_kernel", "kernel_for", "locate_backward", "run_generic"]
+__all__ = [
+    "DeviceMismatch",
+    "call_kernel",
+    "kernel_for",
+    "locate_backward",
+    "run_generic",
+    "written_arguments",
+]
 
 Tensor = torch.Tensor
 _BACKWARD = int(Phase.BACKWARD)

@@ -5,7 +5,8 @@
     autograd asks for it ──> the storage if it lives, else one copy of the same size ──> LOAD row
 
 So the recording tells apart what the program holds and what autograd alone holds: only the latter can be dropped
-and computed again. Installed on request; an ordinary dry run leaves saved tensors to torch.
+and computed again. Which operators made it is told by torch_calls. Installed on request; an ordinary dry run leaves
+saved tensors to torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.torch_calls import CallRecorder
 from windtunnel.capture.torch_storage import SimStorage, attach, new_storage, sim_of
 from windtunnel.events.model import NO_NAME, Kind
 
@@ -35,23 +37,32 @@ _kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()  
 def install_saves(recorder: Recorder) -> None:
     """Record what autograd saves from now on; the program's own hooks go on top and hide theirs from us."""
     _Handle.recorder = recorder
-    torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)  # type: ignore[assignment]
+    calls = CallRecorder(recorder)
+    engine = torch.autograd.Variable._execution_engine
+    torch.autograd.Variable._execution_engine = _Engine(engine, calls)  # type: ignore[assignment]
     torch._C._autograd._push_saved_tensors_default_hooks(_pack, _unpack)
+    calls.start()
 
 
 class _Engine:
-    """Autograd's engine, which raises what a hook found wrong once backward is over.
+    """Autograd's engine, without the recorder of calls; it raises what a hook found wrong once backward is over.
 
     A hook cannot raise: on a device whose guard is written in Python, as the simulated one's is, torch aborts.
     """
 
     found_wrong: RuntimeError | None = None
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, calls: CallRecorder) -> None:
         self._engine = engine
+        self._calls = calls
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._engine.run_backward(*args, **kwargs)
+        is_suspended = self._calls.suspend()
+        try:
+            result = self._engine.run_backward(*args, **kwargs)
+        finally:
+            if is_suspended:
+                self._calls.start()
         error, _Engine.found_wrong = _Engine.found_wrong, None
         if error is not None:
             raise error

@@ -25,6 +25,7 @@ from windtunnel.events.model import (
     NO_NAME,
     Alloc,
     Build,
+    Call,
     Collective,
     EmptyCache,
     Event,
@@ -40,6 +41,7 @@ from windtunnel.events.model import (
     Phase,
     Recording,
     RecordStream,
+    Return,
     Role,
     Save,
     Signature,
@@ -336,6 +338,14 @@ def row_of(event: Event) -> Row:
             )
         case Unsave():
             return _row(Kind.UNSAVE, event.handle, module=event.module, phase=event.phase)
+        case Call():
+            return (
+                Kind.CALL, event.id, event.signature, event.flags, 0, event.module, event.phase, 0, 0, NO_NAME,
+                event.inputs, (),
+            )  # fmt: skip
+        case Return():
+            plain = _row(Kind.RETURN, event.call)
+            return (*plain[:-2], event.written, event.outputs)
 
 
 def _row(

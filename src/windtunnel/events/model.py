@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ __all__ = [
     "NO_NAME",
     "Alloc",
     "Build",
+    "Call",
+    "CallFlag",
     "Collective",
     "EmptyCache",
     "Event",
@@ -36,6 +38,7 @@ __all__ = [
     "Phase",
     "RecordStream",
     "Recording",
+    "Return",
     "Role",
     "Save",
     "Signature",
@@ -69,6 +72,8 @@ class Kind(IntEnum):
     SAVE = 15
     LOAD = 16
     UNSAVE = 17
+    CALL = 18
+    RETURN = 19
 
 
 class Phase(IntEnum):
@@ -78,6 +83,14 @@ class Phase(IntEnum):
     FORWARD = 1
     BACKWARD = 2
     OPTIMIZER = 3
+
+
+class CallFlag(IntFlag):
+    """What a run again of a `Call` depends on besides its name and its tensors."""
+
+    GRAD = 1  # gradients were being recorded
+    ODD = 2  # it reads something that is more than a storage and its geometry, or a generator of its own
+    COVERS = 4  # what it writes into is all of that storage
 
 
 class Role(IntEnum):
@@ -288,34 +301,44 @@ class Unsave:
     phase: Phase = Phase.BACKWARD
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The program called an operator. The rows up to its `Return` are the operators it is made of on this device.
+
+    `inputs` has a storage for each tensor of the signature, -1 for one that is not on the device.
+    """
+
+    id: int
+    signature: int
+    inputs: tuple[int, ...] = ()
+    flags: CallFlag = CallFlag.GRAD
+    module: int = NO_NAME
+    phase: Phase = Phase.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The operator returned: what it wrote into, and the storages of its results."""
+
+    call: int
+    written: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
 Event = (
-    Op
-    | Alloc
-    | Free
-    | Mark
-    | RecordStream
-    | Sync
-    | EmptyCache
-    | ModuleEnter
-    | ModuleExit
-    | Step
-    | Build
-    | Group
-    | Collective
-    | Wait
-    | Save
-    | Load
-    | Unsave
-)
+    Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
+    | Group | Collective | Wait | Save | Load | Unsave | Call | Return
+)  # fmt: skip
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
+#   CALL id, signature | RETURN id of the call, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
-# it. `role` is set for ALLOC and MARK; for a
+# it; the flags of a CALL. `role` is set for ALLOC and MARK; for a
 # COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
-# of a GROUP stand in `inputs`.
+# of a GROUP and what a RETURN wrote into stand in `inputs`.
 COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "subject": np.int64,
@@ -362,22 +385,10 @@ class Recording:
         """Rows as records. For analysis of large recordings, read `columns`."""
         lists = [column.tolist() for column in (self.columns[name] for name in COLUMNS)]
         for i, row in enumerate(zip(*lists, strict=True)):
-            yield self._record(i, *row)
+            yield self._record(i, row)
 
-    def _record(
-        self,
-        i: int,
-        kind: int,
-        subject: int,
-        value: int,
-        extra: int,
-        role: int,
-        module: int,
-        phase: int,
-        stream: int,
-        device: int,
-        frame: int,
-    ) -> Event:
+    def _record(self, i: int, row: tuple[int, ...]) -> Event:
+        kind, subject, value, extra, role, module, phase, stream, device, frame = row
         match kind:
             case Kind.OP:
                 return Op(
@@ -417,6 +428,11 @@ class Recording:
                 return Load(subject, value, extra == 1, module, Phase(phase))
             case Kind.UNSAVE:
                 return Unsave(subject, module, Phase(phase))
+            case Kind.CALL:
+                read = self._storages(self.inputs, i)
+                return Call(subject, value, read, CallFlag(extra), module, Phase(phase))
+            case Kind.RETURN:
+                return Return(subject, self._storages(self.inputs, i), self._storages(self.outputs, i))
             case _:
                 return Build(subject, value)
 

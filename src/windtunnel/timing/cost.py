@@ -45,8 +45,11 @@ _LOOKUPS = frozenset("embedding gather index index_select take take_along_dim".s
 
 
 def cost_key(name: str, shapes: Iterable[Sequence[int]]) -> str:
-    """What a measured time is filed under: the operator and the shapes of its tensors, in order."""
-    return f"{name} {' '.join('x'.join(map(str, shape)) for shape in shapes)}"
+    """What a measured time is filed under: the operator and the shapes of its tensors, in order.
+
+    Without the overload: whether a number came as a number or as a tensor of one changes nothing.
+    """
+    return f"{name[: name.rfind('.')]} {' '.join('x'.join(map(str, shape)) for shape in shapes)}"
 
 
 def op_seconds(signature: Signature, device: DeviceProfile) -> float:

@@ -1,0 +1,152 @@
+"""Which operators the program calls, as a mode on torch's dispatcher sees them.
+
+    program ──> operator ──> CALL row, the rows of its parts on this device, RETURN row
+
+The simulated device stands below autograd, where `clone` is an allocation and a `copy_`. Rematerialisation runs
+again what a dispatch mode sees, so a run for it records that level too. Views and operators that can leave no trace
+in it have no rows. The mode is off during backward, as the runtime's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
+
+from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.torch_inference import scalars_text, tensor_spec
+from windtunnel.capture.torch_kernels import written_arguments
+from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.events.model import NO_NAME, CallFlag, Kind, Signature
+
+__all__ = ["CallRecorder"]
+
+Tensor = torch.Tensor
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_CALL, _RETURN = int(Kind.CALL), int(Kind.RETURN)
+_GRAD, _ODD, _COVERS = int(CallFlag.GRAD), int(CallFlag.ODD), int(CallFlag.COVERS)
+
+
+class CallRecorder(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self._n_calls = 0
+        self._written: dict[Any, tuple[int, ...] | None] = {}  # None: a view
+        self._signatures: dict[Any, int] = {}
+
+    def start(self) -> None:
+        _push_mode(self)
+
+    def suspend(self) -> bool:
+        """Step aside, if no other mode lies on top; whether it did."""
+        if _get_current_dispatch_mode() is not self:
+            return False
+        _pop_mode()
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(
+            each not in _PLAIN_TENSORS for each in types
+        ):  # a tensor subclass: look at what it does inside, not at its wrapper
+            return NotImplemented
+        kwargs = kwargs or {}
+        written = self._written_by(func)
+        if written is None or world.is_worker or not (written or torch.is_grad_enabled()):
+            return func(*args, **kwargs)
+        tensors = list(_tensors((*args, *kwargs.values())))
+        targets = list(_tensors(_argument(func, args, kwargs, i) for i in written))
+        self._n_calls += 1
+        call = self._n_calls
+        recorder = self.recorder
+        recorder.rows.append(
+            (_CALL, call, self._signature(func, args, kwargs, tensors), _flags(args, kwargs, tensors, targets), 0,
+             recorder.module, recorder.phase, recorder.stream, 0, NO_NAME, [_storage(t) for t in tensors], ())
+        )  # fmt: skip
+        results: list[int] = []
+        try:
+            out = func(*args, **kwargs)
+            results = [_storage(t) for t in _tensors((out,))]
+        finally:
+            recorder.rows.append(
+                (_RETURN, call, -1, -1, 0, recorder.module, recorder.phase, recorder.stream, 0, NO_NAME,
+                 [_storage(t) for t in targets], results)
+            )  # fmt: skip
+        return out
+
+    def _written_by(self, func: Any) -> tuple[int, ...] | None:
+        if func not in self._written:
+            written = written_arguments(func)
+            is_view = not written and any(r.alias_info is not None for r in func._schema.returns)
+            self._written[func] = None if is_view else written
+        return self._written[func]
+
+    def _signature(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> int:
+        scalars = scalars_text(args, kwargs)
+        key = (func, scalars, *((t.shape, t.stride(), t.dtype) for t in tensors))
+        known = self._signatures.get(key)
+        if known is None:
+            spec = Signature(str(func), tuple(tensor_spec(t) for t in tensors), (), scalars)
+            known = self._signatures[key] = self.recorder.writer.signature(spec)
+        return known
+
+
+def _flags(args: Any, kwargs: Any, tensors: list[Tensor], targets: list[Tensor]) -> int:
+    flags = _GRAD if torch.is_grad_enabled() else 0
+    if any(map(_is_odd, tensors)) or any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
+        flags |= _ODD
+    if len(targets) == 1 and _covers(targets[0]):
+        flags |= _COVERS
+    return flags
+
+
+def _is_odd(tensor: Tensor) -> bool:
+    if (
+        type(tensor) not in _PLAIN_TENSORS
+        or tensor.layout is not torch.strided
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return True
+    return _storage(tensor) < 0 and tensor.dim() > 0  # a host number may meet any device
+
+
+def _covers(tensor: Tensor) -> bool:
+    """Whether writing every element of the tensor writes every byte of its storage."""
+    sim = sim_of(tensor)
+    return (
+        sim is not None
+        and tensor.storage_offset() == 0
+        and sim.n_bytes == tensor.numel() * tensor.element_size()
+        and _is_dense(tensor)
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether no two elements share a place and none is left out, in whatever order the dimensions lie."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _storage(tensor: Tensor) -> int:
+    sim = sim_of(tensor)
+    return sim.id if sim is not None and sim.device_index >= 0 else -1
+
+
+def _argument(func: Any, args: Any, kwargs: Any, position: int) -> Any:
+    return args[position] if position < len(args) else kwargs.get(func._schema.arguments[position].name)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
