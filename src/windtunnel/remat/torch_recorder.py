@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "value_of"]
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_ARE_PLAIN = frozenset(_PLAIN_TENSORS)  # torch lists these as subclasses too, for a gradient's detach say
 
 
 def value_of(storage: torch.UntypedStorage) -> LiveValue | Blank | None:
@@ -39,6 +40,7 @@ class Recorder(TorchDispatchMode):
         self.runtime = runtime
         self.engine = runtime.engine
         self._traits: dict[Any, Traits] = {}
+        self._keys: dict[Any, str] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -46,8 +48,8 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:  # a tensor subclass: look at what it does inside, not at its wrapper
-            return NotImplemented
+        if types and not _ARE_PLAIN.issuperset(types):
+            return NotImplemented  # a tensor subclass: look at what it does inside, not at its wrapper
         kwargs = kwargs or {}
         traits = self._traits.get(func)
         if traits is None:
@@ -72,7 +74,7 @@ class Recorder(TorchDispatchMode):
         engine, runtime = self.engine, self.runtime
         key = None
         if engine.is_in_backward or engine.is_near():
-            key = cost_key(traits.name, _shapes(args))
+            key = self._key(traits.name, args)
             with runtime.lock:
                 engine.before(key)
         state = generator_state(runtime.device) if traits.is_seeded else None
@@ -90,7 +92,7 @@ class Recorder(TorchDispatchMode):
         if large < minimum:
             return out
         with runtime.lock:
-            key = key or cost_key(traits.name, _shapes(args))
+            key = key or self._key(traits.name, args)
             seconds = runtime.costs.seconds(key, seconds, func, args, out)
             self._record(func, traits, args, kwargs, outputs, (key, total, seconds, state, minimum))
         return out
@@ -157,7 +159,7 @@ class Recorder(TorchDispatchMode):
             for target in targets:
                 runtime.overwritten(target)
             if recipe is not None:
-                key = cost_key(traits.name, _shapes(args))
+                key = self._key(traits.name, args)
                 seconds = runtime.costs.seconds(key, seconds, func, args, out)
                 recipe.generator_state = state
                 storage = targets[0].untyped_storage()
@@ -171,6 +173,13 @@ class Recorder(TorchDispatchMode):
                         runtime.note_constants(recipe, [value])
                     self.engine.after(key, 0, seconds, references.values, [value])
         return out
+
+    def _key(self, name: str, args: Any) -> str:
+        shapes = _shapes(args)
+        key = self._keys.get((name, shapes))
+        if key is None:
+            key = self._keys[name, shapes] = cost_key(name, shapes)
+        return key
 
     def _is_ours(self, tensor: Any) -> bool:
         return (
@@ -252,9 +261,9 @@ def _shapes(args: Any) -> tuple[Any, ...]:
     found = []
     for each in args:
         if isinstance(each, torch.Tensor):
-            found.append(tuple(each.shape))
+            found.append(each.shape)
         elif type(each) in (list, tuple):
-            found.extend(tuple(one.shape) for one in each if isinstance(one, torch.Tensor))
+            found.extend(one.shape for one in each if isinstance(one, torch.Tensor))
     return tuple(found)
 
 
