@@ -158,15 +158,26 @@ class Recipe:
 
 
 class without_modes:
-    """No gradient, no autocast: operators run exactly as they were recorded, below both."""
+    """Operators run exactly as they were recorded: below autograd, autocast and modes, gradients being on.
+
+    (Gradients on: some kernels look, and make what backward needs only then; nothing is added to a graph.)
+    """
 
     def __enter__(self) -> None:
         self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self._guard = torch._C._DisableAutocast()
+        torch._C._set_grad_enabled(True)
+        self._guards = (
+            torch._C._DisableAutocast(),
+            torch._C._DisableTorchDispatch(),
+            torch._C._AutoDispatchBelowAutograd(),
+        )
+        for guard in self._guards[1:]:
+            guard.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        del self._guard
+        for guard in reversed(self._guards[1:]):
+            guard.__exit__(None, None, None)
+        del self._guards
         torch._C._set_grad_enabled(self._grad)
 
 
