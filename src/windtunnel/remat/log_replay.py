@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
+from typing import Protocol
 
 from windtunnel.remat.op_log import Compute, Hold, OpLog, Pin, Release
 from windtunnel.remat.policy import Policy
 from windtunnel.remat.value import Neighbourhood, Value
 
-__all__ = ["Baseline", "Outcome", "Replay", "Stored", "baseline_of", "replay"]
+__all__ = ["THRASHING", "Baseline", "Outcome", "Replay", "Stored", "Watcher", "baseline_of", "replay"]
 
-_THRASHING = 2.0  # times the compute of the program alone, the limit of the published runs
+THRASHING = 2.0  # times the compute of the program alone, the limit of the published runs
 
 
 class Outcome(Enum):
@@ -57,18 +59,64 @@ class Replay:
 class Stored(Value):
     """A storage: the value a policy looks at, and the tensors that lie in it."""
 
-    __slots__ = ("children", "holds", "is_pinned", "tensors")
+    __slots__ = ("_known", "children", "holds", "is_pinned", "needed_at", "next_use", "tensors", "weight")
 
-    def __init__(self, n_bytes: int) -> None:
+    def __init__(self, n_bytes: int, known: dict[Stored, float]) -> None:
         super().__init__(n_bytes, 0)
-        self.parents: dict[Value, None] = {}  # ordered sets, because a view may add to them
-        self.children: dict[Value, None] = {}
+        self.parents: dict[Stored, None] = {}  # ordered sets, because a view may add to them
+        self.children: dict[Stored, None] = {}
         self.tensors: list[_Tensor] = []
         self.holds = 0  # how often the program refers to it
         self.is_pinned = False
+        self.next_use = self.needed_at = inf  # for a watcher, as is the next
+        self.weight = 1.0
         # Not computed yet: its cost is not part of what is lost.
         self.is_resident = False
         self.neighbourhood = Neighbourhood(0)
+        self._known = known  # ancestor costs that still hold, shared by all storages of a replay
+
+    def evict(self) -> None:
+        super().evict()
+        self._forget_known()
+
+    def restore(self) -> None:
+        super().restore()
+        self._forget_known()
+
+    def ancestor_cost(self, limit: float = inf) -> float:
+        """As any value's, but remembered: a replay asks for it millions of times. `limit` is the same each time."""
+        cost = self._known.get(self)
+        if cost is None:
+            cost = self._known[self] = super().ancestor_cost(limit)
+        return cost
+
+    def _forget_known(self) -> None:
+        """The costs of all that can be reached through evicted storages may have changed."""
+        known = self._known
+        if not known:  # this policy does not ask
+            return
+        known.pop(self, None)
+        seen, stack = {self}, [self]
+        while stack:
+            for child in stack.pop().children:
+                if child not in seen:
+                    seen.add(child)
+                    known.pop(child, None)
+                    if not child.is_resident:
+                        stack.append(child)
+
+
+class Watcher(Protocol):
+    """What may be told of a replay as it goes on, to know more at the next decision than a value shows."""
+
+    def made(self, stored: Stored) -> None:
+        """A storage that was not there before is about to be computed; they come in the same order each time."""
+
+    def ran(self, touched: Iterable[Stored]) -> None:
+        """The next operator of the program is done; it read or made these."""
+
+    def evicted(self, stored: Stored) -> None:
+        """A storage is gone, because there was no room or because the program let go of it."""
 
 
 class _Operator:
@@ -126,25 +174,33 @@ def baseline_of(log: OpLog) -> Baseline:
     return Baseline(compute_ns, peak)
 
 
-def replay(log: OpLog, budget: int, policy: Policy) -> Replay:
-    """Run the program of `log` with at most `budget` bytes, forgetting what `policy` scores lowest."""
-    return _Runtime(log, budget, policy).run()
+def replay(
+    log: OpLog, budget: int, policy: Policy, watcher: Watcher | None = None, most: float = THRASHING
+) -> Replay:
+    """Run the program of `log` with at most `budget` bytes, forgetting what `policy` scores lowest.
+
+    It is given up as thrashing once computing again takes more than `most - 1` times the program's own compute.
+    """
+    return _Runtime(log, budget, policy, watcher, most).run()
 
 
 class _Runtime:
-    def __init__(self, log: OpLog, budget: int, policy: Policy) -> None:
+    def __init__(self, log: OpLog, budget: int, policy: Policy, watcher: Watcher | None, most: float) -> None:
         self._log = log
         self._budget = budget
         self._policy = policy
+        self._watcher = watcher
         self._clock = 0
         self._n_bytes = 0
         self._peak = 0
         self._base = baseline_of(log).compute_ns
         self._recompute_ns = 0
+        self._most_recompute_ns = (most - 1) * self._base
         self._n_evictions = 0
         self._n_recomputed = 0
         self._pool: dict[Stored, None] = {}  # what may be forgotten, in the order it came
         self._tensors: list[_Tensor] = []
+        self._known: dict[Stored, float] = {}
 
     def run(self) -> Replay:
         outcome = Outcome.DONE
@@ -161,15 +217,13 @@ class _Runtime:
                         self._pin(self._tensors[step.tensor])
         except _Failure as failure:
             outcome = failure.outcome
-        return Replay(
-            outcome, self._base, self._clock, self._n_evictions, self._n_recomputed, self._peak
-        )
+        return Replay(outcome, self._base, self._clock, self._n_evictions, self._n_recomputed, self._peak)
 
     def _compute(self, step: Compute) -> None:
         inputs = [self._tensors[tensor] for tensor in step.inputs]
         operator = _Operator(step.cost_ns, inputs, sum(step.sizes))
         for n_bytes, alias in zip(step.sizes, step.aliases, strict=True):
-            stored = Stored(n_bytes) if alias < 0 else inputs[alias].stored
+            stored = self._new(n_bytes) if alias < 0 else inputs[alias].stored
             tensor = _Tensor(operator, stored, n_bytes)
             if all(sibling.stored is not stored for sibling in operator.outputs):
                 stored.cost += step.cost_ns
@@ -184,6 +238,14 @@ class _Runtime:
         self._materialise(operator.outputs[0], is_first=True)
         for tensor in operator.outputs:
             tensor.stored.last_used = self._clock
+        if self._watcher is not None:
+            self._watcher.ran([tensor.stored for tensor in (*inputs, *operator.outputs)])
+
+    def _new(self, n_bytes: int) -> Stored:
+        stored = Stored(n_bytes, self._known)
+        if self._watcher is not None:
+            self._watcher.made(stored)
+        return stored
 
     def _release(self, stored: Stored) -> None:
         stored.holds -= 1
@@ -237,7 +299,7 @@ class _Runtime:
         if not is_first:
             self._n_recomputed += 1
             self._recompute_ns += operator.cost
-            if self._recompute_ns > (_THRASHING - 1) * self._base:
+            if self._recompute_ns > self._most_recompute_ns:
                 raise _Failure(Outcome.THRASHING)
 
     def _appear(self, tensor: _Tensor) -> None:
@@ -272,6 +334,8 @@ class _Runtime:
             tensor.is_defined = False
         self._n_bytes -= stored.n_bytes
         del self._pool[stored]
+        if self._watcher is not None:
+            self._watcher.evicted(stored)
 
     def _lock(self, stored: Stored) -> None:
         if stored.pins == 0:

@@ -244,7 +244,12 @@ class _Reader:
             self._release(one, old)
 
     def _compute(
-        self, name: str, cost_ns: int, inputs: tuple[int, ...], sizes: tuple[int, ...], aliases: tuple[int, ...]
+        self,
+        name: str,
+        cost_ns: int,
+        inputs: tuple[int, ...],
+        sizes: tuple[int, ...],
+        aliases: tuple[int, ...],
     ) -> tuple[int, ...]:
         first = len(self._bytes)
         for n_bytes, alias in zip(sizes, aliases, strict=True):
@@ -295,4 +300,6 @@ def _decoded(data: bytes, source: str) -> list[str]:
     try:
         return data.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise CorruptFile(f"{source} is not UTF-8 at byte {error.start}", hint="name a log of JSON lines") from error
+        raise CorruptFile(
+            f"{source} is not UTF-8 at byte {error.start}", hint="name a log of JSON lines"
+        ) from error

@@ -14,7 +14,7 @@ from math import inf
 from windtunnel.errors import UsageError
 from windtunnel.remat.value import Value
 
-__all__ = ["POLICIES", "Policy", "ancestor_cost", "dtr", "largest", "local", "lru", "msps", "neighbour_cost", "policy_named"]
+__all__ = ["POLICIES", "Policy", "dtr", "largest", "local", "lru", "msps", "neighbour_cost", "policy_named"]
 
 Policy = Callable[[Value, float], float]  # (value, now) -> score
 
@@ -29,19 +29,6 @@ def neighbour_cost(value: Value) -> float:
                 if root not in seen:
                     seen.append(root)
                     total += root.cost
-    return total
-
-
-def ancestor_cost(value: Value) -> float:
-    """Seconds to compute every evicted value that this one would need first."""
-    total, seen = 0, set()
-    stack = [value]
-    while stack:
-        for parent in stack.pop().parents:
-            if not parent.is_resident and parent not in seen:
-                seen.add(parent)
-                stack.append(parent)
-                total += parent.cost
     return total
 
 
@@ -69,7 +56,7 @@ def largest(value: Value, now: float) -> float:
 
 def msps(value: Value, now: float) -> float:
     """Least compute for a byte, counting evicted ancestors (Peng et al., ASPLOS 2020, "memory saving per second")."""
-    return (value.cost + ancestor_cost(value)) / value.n_bytes if value.n_bytes else inf
+    return (value.cost + value.ancestor_cost()) / value.n_bytes if value.n_bytes else inf
 
 
 POLICIES: dict[str, Policy] = {"dtr": dtr, "local": local, "lru": lru, "largest": largest, "msps": msps}

@@ -9,6 +9,7 @@ cycles, edges pointing from a value to its parents, and a value nobody needs any
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 from weakref import ref
 
@@ -108,3 +109,14 @@ class Value:
         if self.neighbourhood is not None:
             self.neighbourhood.leave(self.cost)
             self.neighbourhood = None
+
+    def ancestor_cost(self, limit: float = inf) -> float:
+        """Seconds to compute every evicted value that this one would need first; above `limit` any such number."""
+        total, seen, stack = 0, set(), [self]
+        while stack and total <= limit:
+            for parent in stack.pop().parents:
+                if not parent.is_resident and parent not in seen:
+                    seen.add(parent)
+                    stack.append(parent)
+                    total += parent.cost
+        return total
