@@ -144,8 +144,26 @@ def test_cpu_counts_the_bytes_asked_for():
     )
 
 
-def test_megengine_chunks_grow_with_the_total():
+def test_megengine_takes_as_much_as_it_needs_from_the_card():
     allocator = Allocator.named("megengine")
+    allocator.alloc(0, MIB)
+    allocator.alloc(1, 32 * MIB + 1)
+    assert allocator.reserved_bytes == 33 * MIB + 512
+
+
+def test_megengine_knows_what_is_free_beside_an_allocation():
+    allocator = Allocator.named("megengine")
+    allocator.alloc("chunk", 8 * MIB)
+    allocator.free("chunk")
+    for id, n in (("a", 1), ("b", 2), ("c", 3)):
+        allocator.alloc(id, n * MIB)
+    assert [allocator.free_beside(id) for id in "abc"] == [0, 0, 2 * MIB]
+    allocator.free("a")
+    assert [allocator.free_beside(id) for id in "bc"] == [MIB, 2 * MIB]
+
+
+def test_megengine_chunks_grow_with_the_total_if_allowed():
+    allocator = Allocator.named("megengine", conf="max_overhead:256MB")
     allocator.alloc(0, MIB)
     assert allocator.reserved_bytes == 32 * MIB
     allocator.alloc(1, 32 * MIB)

@@ -1,9 +1,10 @@
 """MegEngine's allocator: one best-fit list per stream over one per device over raw chunks.
 
-    request ──> stream list ──miss──> device list ──miss──> raw chunk that grows with the total
+    request ──> stream list ──miss──> device list ──miss──> raw chunk of that size
                                                    └─full─> gather all lists, return whole chunks, retry
 
-While a device has a single stream, what is left of a raw chunk goes straight to that stream's list.
+While a device has a single stream, what is left of a raw chunk goes straight to that stream's list. With
+`max_overhead` (mge.device.set_prealloc_config; 0 on CUDA cards) chunks grow with the total, by so much at most.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from windtunnel.memory.allocator import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocator_conf import parse_conf
 from windtunnel.memory.allocator_records import AllocatorStats, Segment, SegmentBlock
 from windtunnel.memory.cuda_addresses import AddressSpace
-from windtunnel.units import KIB, MIB, format_bytes, parse_bytes
+from windtunnel.units import MIB, format_bytes, parse_bytes
 
 __all__ = ["MegEngineAllocator", "build_megengine"]
 
 ALIGN_BYTES = 512
 FIRST_ADDRESS = 1 << 33
-CHUNK_ALIGN_BYTES, LEAST_CHUNK_BYTES, MOST_OVERHEAD_BYTES, GROWTH = KIB, 32 * MIB, 256 * MIB, 2
+LEAST_CHUNK_BYTES, GROWTH = 32 * MIB, 2
 
 
 def build_megengine(torch: str, conf: str, device_bytes: int | None) -> MegEngineAllocator:
-    options = parse_conf(conf, {"reserve_memory"})  # MGB_CUDA_RESERVE_MEMORY
-    return MegEngineAllocator(device_bytes, parse_bytes(options.get("reserve_memory", 0)))
+    options = parse_conf(conf, {"reserve_memory", "max_overhead"})  # the former is MGB_CUDA_RESERVE_MEMORY
+    reserve, overhead = (parse_bytes(options.get(name, 0)) for name in ("reserve_memory", "max_overhead"))
+    return MegEngineAllocator(device_bytes, reserve, overhead)
 
 
 class FreeSpans:
@@ -91,6 +93,16 @@ class FreeSpans:
         del self.by_size[bisect_left(self.by_size, (n_bytes, address))]
         return n_bytes
 
+    def beside(self, address: int, n_bytes: int) -> int:
+        """Free bytes that touch the span from `address` on."""
+        index = bisect_left(self.addresses, address)
+        total = 0
+        if index and self.addresses[index - 1] + self.sizes[self.addresses[index - 1]] == address:
+            total += self.sizes[self.addresses[index - 1]]
+        if index < len(self.addresses) and self.addresses[index] == address + n_bytes:
+            total += self.sizes[self.addresses[index]]
+        return total
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter([(address, self.sizes[address]) for address in self.addresses])
 
@@ -100,8 +112,11 @@ class MegEngineAllocator(Allocator):
 
     name = "megengine"
 
-    def __init__(self, device_bytes: int | None = None, reserve_bytes: int = 0) -> None:
+    def __init__(
+        self, device_bytes: int | None = None, reserve_bytes: int = 0, max_overhead_bytes: int = 0
+    ) -> None:
         self.device_bytes = device_bytes
+        self.max_overhead_bytes = max_overhead_bytes
         self.allocated_bytes = self.peak_allocated_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
         self._device = FreeSpans()
         self._streams: dict[int, FreeSpans] = {}
@@ -145,6 +160,11 @@ class MegEngineAllocator(Allocator):
         self.allocated_bytes -= size
         self._requested -= requested
         self._streams[stream].merge(address, size, self._chunks)
+
+    def free_beside(self, id: Hashable) -> int:
+        """Free bytes that touch an allocation: what its release would join. Runtimes that evict ask for this."""
+        address, size, _, stream = self._live[id]
+        return self._streams[stream].beside(address, size)
 
     def record_stream(self, id: Hashable, stream: int) -> None:
         if id not in self._live:
@@ -210,8 +230,9 @@ class MegEngineAllocator(Allocator):
         )
 
     def _new_chunk(self, size: int) -> int | None:
-        wanted = min(max(size, LEAST_CHUNK_BYTES, GROWTH * self.reserved_bytes), size + MOST_OVERHEAD_BYTES)
-        wanted = -(-wanted // CHUNK_ALIGN_BYTES) * CHUNK_ALIGN_BYTES
+        wanted = min(
+            max(size, LEAST_CHUNK_BYTES, GROWTH * self.reserved_bytes), size + self.max_overhead_bytes
+        )
         address = self._raw_alloc(wanted)
         if address is None:
             wanted = size
