@@ -18,6 +18,7 @@ from windtunnel.events.model import (
     COLUMNS,
     NO_NAME,
     Alloc,
+    BackwardEnd,
     Build,
     Call,
     CallFlag,
@@ -76,6 +77,7 @@ EVENTS = {
     Unsave: st.builds(Unsave, ids, names, phases),
     Call: st.builds(Call, ids, ids, storages, st.integers(0, 7).map(CallFlag), names, phases),
     Return: st.builds(Return, ids, storages, storages),
+    BackwardEnd: st.builds(BackwardEnd),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -257,6 +259,7 @@ def _one_of_each():
         Unsave(7, 2, Phase.BACKWARD),
         Call(8, 0, (3, -1), CallFlag.GRAD | CallFlag.COVERS, 2, Phase.FORWARD),
         Return(8, (3,), (9,)),
+        BackwardEnd(),
     ]
 
 

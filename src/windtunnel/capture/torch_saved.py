@@ -61,6 +61,7 @@ class _Engine:
         try:
             result = self._engine.run_backward(*args, **kwargs)
         finally:
+            _Handle.recorder.plain_row(Kind.BACKWARD_END)
             if is_suspended:
                 self._calls.start()
         error, _Engine.found_wrong = _Engine.found_wrong, None

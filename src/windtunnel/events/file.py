@@ -24,6 +24,7 @@ from windtunnel.events.model import (
     COLUMNS,
     NO_NAME,
     Alloc,
+    BackwardEnd,
     Build,
     Call,
     Collective,
@@ -343,6 +344,8 @@ def row_of(event: Event) -> Row:
                 Kind.CALL, event.id, event.signature, event.flags, 0, event.module, event.phase, 0, 0, NO_NAME,
                 event.inputs, (),
             )  # fmt: skip
+        case BackwardEnd():
+            return _row(Kind.BACKWARD_END)
         case Return():
             plain = _row(Kind.RETURN, event.call)
             return (*plain[:-2], event.written, event.outputs)

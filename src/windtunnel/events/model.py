@@ -20,6 +20,7 @@ __all__ = [
     "COLUMNS",
     "NO_NAME",
     "Alloc",
+    "BackwardEnd",
     "Build",
     "Call",
     "CallFlag",
@@ -74,6 +75,7 @@ class Kind(IntEnum):
     UNSAVE = 17
     CALL = 18
     RETURN = 19
+    BACKWARD_END = 20
 
 
 class Phase(IntEnum):
@@ -272,8 +274,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Autograd saved a tensor for backward. The handle holds the storage weakly: its FREE says when the program
-    itself let go."""
+    """Autograd saved a tensor for backward. The storage's FREE says when the program itself let go."""
 
     handle: int
     storage: int
@@ -325,16 +326,21 @@ class Return:
     outputs: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardEnd:
+    """A `backward()` returned."""
+
+
 Event = (
     Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
-    | Group | Collective | Wait | Save | Load | Unsave | Call | Return
+    | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd
 )  # fmt: skip
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
-#   CALL id, signature | RETURN id of the call, -
+#   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
 # it; the flags of a CALL. `role` is set for ALLOC and MARK; for a
 # COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
@@ -431,6 +437,8 @@ class Recording:
             case Kind.CALL:
                 read = self._storages(self.inputs, i)
                 return Call(subject, value, read, CallFlag(extra), module, Phase(phase))
+            case Kind.BACKWARD_END:
+                return BackwardEnd()
             case Kind.RETURN:
                 return Return(subject, self._storages(self.inputs, i), self._storages(self.outputs, i))
             case _:

@@ -1,0 +1,65 @@
+"""What a simulation of rematerialisation found, as records a report can print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.remat.statistics import Statistics
+
+__all__ = ["OutOfMemory", "Outcome", "StepOutcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One training step."""
+
+    number: int
+    base_seconds: float  # what the step takes without rematerialisation
+    extra_seconds: float  # computing again
+    evictions: int
+    evicted_bytes: int
+    rematerialisations: int
+    rematerialised_bytes: int
+    peak_live_bytes: int  # after every allocation
+    peak_reserved_bytes: int  # 0 without an allocator model
+    longest_chain: int
+    allocation_retries: int  # allocations that were met only after evicting
+    cache_flushes: int  # times the allocator had to give its cache back to find room
+
+    @property
+    def slowdown(self) -> float:
+        """1.0: nothing was computed again."""
+        return 1.0 + self.extra_seconds / self.base_seconds if self.base_seconds else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where the device was full, with nothing left to evict."""
+
+    step: int
+    operator: str
+    place: str  # "layers.3.mlp, forward"
+    requested_bytes: int
+    live_bytes: int
+    evictable_bytes: (
+        int  # that could still be evicted but may not be here: backward's own allocations cannot wait
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one threshold leads to."""
+
+    threshold: int | None
+    steps: tuple[StepOutcome, ...]
+    statistics: Statistics  # the engine's own, over the whole run
+    unevictable_bytes: (
+        int  # the most that was in use beside what could have been evicted: no threshold goes below
+    )
+    out_of_memory: OutOfMemory | None
+    is_inferred: bool
+
+    @property
+    def last_step(self) -> StepOutcome | None:
+        """The step that stands for all later ones."""
+        return self.steps[-1] if self.steps else None

@@ -1,0 +1,342 @@
+"""A recording as what rematerialisation sees of a program: calls, memory, and what autograd saves.
+
+    Recording ──> read_program ──> Program(actions in order)
+
+A run made for it tells all of this. From an ordinary recording the saves are inferred: a storage born in forward and
+read in backward is taken as saved at its last use in forward, by nobody but autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.events.model import CallFlag, Kind, Phase, Recording, Role, Signature
+from windtunnel.remat.replayable import is_view, writes_first_input
+
+__all__ = [
+    "Action",
+    "Alloc",
+    "BackwardEnd",
+    "Call",
+    "Free",
+    "Load",
+    "Op",
+    "Program",
+    "Return",
+    "Save",
+    "Step",
+    "Unsave",
+    "read_program",
+]
+
+_LAST_KIND = max(Kind)
+
+
+class Call(NamedTuple):
+    """An operator begins; it ends at the next `Return`."""
+
+    row: int  # of the recording
+    name: str
+    signature: int
+    inputs: tuple[int, ...]  # a storage for each tensor of the signature; -1: not on the device
+    written: tuple[int, ...]
+    outputs: tuple[int, ...]
+    flags: int
+    parts: tuple[int, ...]  # signatures of the operators it is made of on the device
+
+
+class Return(NamedTuple):
+    row: int
+
+
+class Op(NamedTuple):
+    """The device runs an operator: a part of a call, or of backward, or of the optimizer."""
+
+    row: int
+    signature: int
+
+
+class Alloc(NamedTuple):
+    row: int
+    storage: int
+    n_bytes: int
+
+
+class Free(NamedTuple):
+    """The program lets go of a storage; autograd may hold it still."""
+
+    row: int
+    storage: int
+
+
+class Save(NamedTuple):
+    row: int
+    handle: int
+    storage: int
+
+
+class Load(NamedTuple):
+    """Autograd wants back what it saved; until its `Free`, the program knows it as `storage`."""
+
+    row: int
+    handle: int
+    storage: int
+    is_new: bool  # a number the program did not have before
+
+
+class Unsave(NamedTuple):
+    row: int
+    handle: int
+
+
+class BackwardEnd(NamedTuple):
+    row: int
+
+
+class Step(NamedTuple):
+    row: int
+    number: int
+
+
+Action = Call | Return | Op | Alloc | Free | Save | Load | Unsave | BackwardEnd | Step
+
+
+@dataclass(frozen=True)
+class Program:
+    actions: tuple[Action, ...]
+    signatures: tuple[Signature, ...]
+    recording: Recording
+    n_steps: int
+    is_inferred: bool  # what autograd saves was guessed from an ordinary recording
+
+    def place(self, row: int) -> str:
+        """Where in the program a row of the recording was: `layers.3.mlp, backward`."""
+        columns = self.recording.columns
+        module = self.recording.name(int(columns["module"][row]))
+        return ", ".join(filter(None, (module, Phase(int(columns["phase"][row])).name.lower())))
+
+
+def read_program(recording: Recording) -> Program:
+    """The actions of one rank on its device."""
+    rows = _rows(recording)
+    kinds = recording.columns["kind"]
+    is_inferred = not np.any(kinds == Kind.CALL)
+    actions = list(_inferred(recording, rows) if is_inferred else _recorded(rows))
+    n_steps = int(np.count_nonzero(kinds == Kind.STEP))
+    return Program(tuple(actions), recording.signatures, recording, n_steps, is_inferred)
+
+
+# -- rows of the rank's own device ------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    index: int
+    kind: int
+    subject: int
+    value: int
+    extra: int
+    phase: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    name: str  # of an operator
+
+
+def _rows(recording: Recording) -> list[_Row]:
+    """The rows that matter, without those of other devices' memory."""
+    columns = recording.columns
+    kinds, devices = columns["kind"], columns["device"]
+    of_memory = (kinds == Kind.ALLOC) | (kinds == Kind.FREE)
+    wanted = np.zeros(256, bool)
+    wanted[[Kind.OP, Kind.ALLOC, Kind.FREE, Kind.STEP, *range(Kind.SAVE, _LAST_KIND + 1)]] = True
+    keep = np.flatnonzero(wanted[kinds] & (~of_memory | (devices == _main_device(recording))))
+    lists = [columns[name][keep].tolist() for name in ("kind", "subject", "value", "extra", "phase")]
+    inputs, outputs = _tuples(recording.inputs, keep), _tuples(recording.outputs, keep)
+    names = [signature.name for signature in recording.signatures]
+    has_name = (Kind.OP, Kind.CALL)
+    return [
+        _Row(index, kind, subject, value, extra, phase, read, made, names[value] if kind in has_name else "")
+        for index, kind, subject, value, extra, phase, read, made in zip(
+            keep.tolist(), *lists, inputs, outputs, strict=True
+        )
+    ]
+
+
+def _main_device(recording: Recording) -> int:
+    """The device that is asked for the most bytes."""
+    columns = recording.columns
+    born = columns["kind"] == Kind.ALLOC
+    if not np.any(born):
+        return 0
+    devices, places = np.unique(columns["device"][born], return_inverse=True)
+    return int(devices[np.argmax(np.bincount(places, weights=columns["value"][born]))])
+
+
+def _tuples(ragged: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> Iterator[tuple[int, ...]]:
+    offsets, ids = ragged
+    every = ids.tolist()
+    for start, end in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+        yield tuple(every[start:end])
+
+
+# -- a run made for rematerialisation ---------------------------------------------------------------------------
+
+
+def _recorded(rows: list[_Row]) -> Iterator[Action]:
+    calls = _calls_in(rows)
+    vanishing = _handles_of_resized_storages(rows)
+    made_for_load = {row.value for row in rows if row.kind == Kind.LOAD and row.extra == 1}
+    for row in rows:
+        match row.kind:
+            case Kind.OP:
+                yield Op(row.index, row.value)
+            case Kind.ALLOC:
+                if row.subject not in made_for_load:
+                    yield Alloc(row.index, row.subject, row.value)
+            case Kind.FREE:
+                yield Free(row.index, row.subject)
+            case Kind.CALL:
+                yield calls[row.subject]
+            case Kind.RETURN:
+                yield Return(row.index)
+            case Kind.SAVE if row.subject not in vanishing:
+                yield Save(row.index, row.subject, row.value)
+            case Kind.LOAD if row.subject not in vanishing:
+                yield Load(row.index, row.subject, row.value, row.extra == 1)
+            case Kind.UNSAVE if row.subject not in vanishing:
+                yield Unsave(row.index, row.subject)
+            case Kind.BACKWARD_END:
+                yield BackwardEnd(row.index)
+            case Kind.STEP:
+                yield Step(row.index, row.subject)
+
+
+def _calls_in(rows: list[_Row]) -> dict[int, Call]:
+    """Each call with what only its end tells."""
+    found: dict[int, Call] = {}
+    begun: _Row | None = None
+    parts: list[int] = []
+    for row in rows:
+        if row.kind == Kind.CALL:
+            begun, parts = row, []
+            found[row.subject] = Call(row.index, row.name, row.value, row.inputs, (), (), row.extra, ())
+        elif row.kind == Kind.OP and begun is not None:
+            parts.append(row.value)
+        elif row.kind == Kind.RETURN and begun is not None and begun.subject == row.subject:
+            found[row.subject] = Call(
+                begun.index, begun.name, begun.value, begun.inputs, row.inputs, row.outputs, begun.extra, tuple(parts)
+            )  # fmt: skip
+            begun = None
+    return found
+
+
+def _handles_of_resized_storages(rows: list[_Row]) -> set[int]:
+    """Handles whose storage was emptied and filled again meanwhile (sharded weights): autograd saved the storage, not
+    what was in it."""
+    saved = {row.subject: row.value for row in rows if row.kind == Kind.SAVE}
+    loads = [row for row in rows if row.kind == Kind.LOAD]
+    copies = {row.value for row in loads if row.extra == 1}
+    return {
+        row.subject for row in loads if row.extra != 1 and row.value not in copies and row.value != saved[row.subject]
+    }  # fmt: skip
+
+
+# -- an ordinary recording --------------------------------------------------------------------------------------
+
+_LONG_LIVED = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER, Role.INPUT)
+
+
+@dataclass
+class _Uses:
+    """Where one storage is used, as positions in the rows."""
+
+    last_forward: int = -1
+    backward: list[int] = field(default_factory=list)
+
+
+def _inferred(recording: Recording, rows: list[_Row]) -> Iterator[Action]:
+    saved = _saved_storages(recording, rows)
+    save_at = {uses.last_forward: [] for uses in saved.values()}
+    for storage, uses in saved.items():
+        save_at[uses.last_forward].append(storage)
+    load_at: dict[int, list[int]] = {}
+    for storage, uses in saved.items():
+        for position in uses.backward:
+            load_at.setdefault(position, []).append(storage)
+    begins = _first_rows_of_ops(rows)
+    was_backward = False
+    for position, row in enumerate(rows):
+        is_backward = row.phase == Phase.BACKWARD
+        if was_backward and not is_backward and row.kind == Kind.OP:
+            yield BackwardEnd(row.index)
+        if row.kind == Kind.OP:
+            was_backward = is_backward
+        if position in begins:
+            yield from _begin(rows[begins[position]])
+        match row.kind:
+            case Kind.ALLOC:
+                yield Alloc(row.index, row.subject, row.value)
+            case Kind.FREE if row.subject not in saved:
+                yield Free(row.index, row.subject)
+            case Kind.STEP:
+                yield Step(row.index, row.subject)
+            case Kind.OP:
+                for storage in load_at.get(position, ()):
+                    yield Load(row.index, storage, storage, True)
+                yield Op(row.index, row.value)
+                if _is_call(row):
+                    yield Return(row.index)
+                for storage in save_at.get(position, ()):
+                    yield Save(row.index, storage, storage)
+                    yield Free(row.index, storage)
+                for storage in load_at.get(position, ()):
+                    yield Free(row.index, storage)
+                    if saved[storage].backward[-1] == position:
+                        yield Unsave(row.index, storage)
+
+
+def _saved_storages(recording: Recording, rows: list[_Row]) -> dict[int, _Uses]:
+    """Storages born in forward and read in backward, and their uses."""
+    marks = recording.columns["kind"] == Kind.MARK
+    is_long_lived = np.isin(recording.columns["role"], _LONG_LIVED)
+    long_lived = set(recording.columns["subject"][marks & is_long_lived].tolist())
+    uses: dict[int, _Uses] = {}
+    for position, row in enumerate(rows):
+        if row.kind == Kind.ALLOC and row.phase == Phase.FORWARD and row.subject not in long_lived:
+            uses[row.subject] = _Uses()
+        elif row.kind == Kind.OP:
+            for storage in {*row.inputs, *row.outputs}:
+                if storage in uses:
+                    if row.phase == Phase.BACKWARD:
+                        uses[storage].backward.append(position)
+                    else:
+                        uses[storage].last_forward = position
+                        uses[storage].backward.clear()  # a later forward needs it: the program holds it
+    return {s: u for s, u in uses.items() if u.last_forward >= 0 and u.backward}
+
+
+def _first_rows_of_ops(rows: list[_Row]) -> dict[int, int]:
+    """Position where an operator's own rows begin (its first allocation) -> position of its OP row."""
+    first: dict[int, int] = {}
+    begins: dict[int, int] = {}
+    for position, row in enumerate(rows):
+        if row.kind == Kind.ALLOC and row.extra >= 0:
+            first.setdefault(row.extra, position)
+        elif row.kind == Kind.OP and _is_call(row):
+            begins[first.pop(row.subject, position)] = position
+    return begins
+
+
+def _is_call(row: _Row) -> bool:
+    return row.phase in (Phase.FORWARD, Phase.BUILD) and not is_view(row.name)
+
+
+def _begin(row: _Row) -> Iterator[Call]:
+    is_write = writes_first_input(row.name) and bool(row.inputs)
+    written = row.inputs[:1] if is_write else ()
+    outputs = written if is_write else row.outputs
+    flags = int(CallFlag.GRAD | CallFlag.COVERS)
+    yield Call(row.index, row.name, row.value, row.inputs, written, outputs, flags, (row.value,))
