@@ -51,9 +51,7 @@ class Setting:
     distance: float = 0.5
     size: float = 1.0
     shortage: float | None = 1.0  # 0: only whether memory is short, not how much; None: plain time instead
-    lost: Literal["ancestors", "neighbours"] = (
-        "ancestors"  # which evicted values count as cost beside its own
-    )
+    lost: Literal["ancestors", "neighbours"] = "ancestors"  # evicted values whose cost counts beside its own
 
 
 # In the order in which they help most beside those before them, over models and budgets.
@@ -192,7 +190,7 @@ def _shortage_until(step: RecordedStep, budget: int, exponent: float | None) -> 
     def weight(used: int) -> float:
         if exponent is None:
             return 1.0
-        return ((used - budget) / budget) ** exponent if used > budget else _FREE_MOMENT
+        return ((used - budget) / max(budget, 1)) ** exponent if used > budget else _FREE_MOMENT
 
     times = zip(step.began_ns, step.began_ns[1:], step.used_bytes, strict=False)
     return list(accumulate(((end - begin) * weight(used) for begin, end, used in times), initial=0.0))

@@ -113,7 +113,11 @@ def parse_op_log(lines: Iterable[str], source: str = "op log") -> OpLog:
     """Turn instructions into steps. What stands before ANNOTATE START, if that is there, was before the step."""
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     instructions = [_instruction(line, source, number) for number, line in numbered]
-    starts = [i for i, one in enumerate(instructions) if one.fields.get("ANNOTATION") == "START"]
+    starts = [
+        i
+        for i, one in enumerate(instructions)
+        if one.kind == "ANNOTATE" and one.fields.get("ANNOTATION") == "START"
+    ]
     return _Reader(source).read(instructions[starts[0] + 1 :] if starts else instructions)
 
 
