@@ -9,7 +9,8 @@ and breaks what relies on their identity.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Interception:
         self._hooks = (pack, unpack)
         self._is_mode_on = False
         self._engine: Any = None
+        self._disabling: Any = None
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
@@ -38,6 +40,8 @@ class Interception:
         self.resume()
         self._engine = torch.autograd.Variable._execution_engine
         torch.autograd.Variable._execution_engine = _Door(self._engine, self)  # type: ignore[assignment]
+        self._disabling = torch.autograd.graph.disable_saved_tensors_hooks
+        torch.autograd.graph.disable_saved_tensors_hooks = self._without_ours
 
     def stop(self) -> None:
         if not self.is_on:
@@ -45,12 +49,30 @@ class Interception:
         self.is_on = False
         self.rest()
         # Someone else's hooks on top of ours will be taken off by them; ours, below, then only pass through.
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if top is not None and top[0] == self._hooks[0]:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        self._pop_hooks()
         door = torch.autograd.Variable._execution_engine
         if isinstance(door, _Door) and door.interception is self:
             torch.autograd.Variable._execution_engine = self._engine
+        if torch.autograd.graph.disable_saved_tensors_hooks == self._without_ours:
+            torch.autograd.graph.disable_saved_tensors_hooks = self._disabling
+
+    @contextmanager
+    def _without_ours(self, message: str) -> Iterator[None]:
+        """Functional transforms (`torch.func`) refuse all hooks: ours step aside for them."""
+        is_ours = self._pop_hooks()
+        try:
+            with self._disabling(message):
+                yield
+        finally:
+            if is_ours:
+                torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
+
+    def _pop_hooks(self) -> bool:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        is_ours = top is not None and top[0] == self._hooks[0]
+        if is_ours:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        return is_ours
 
     def resume(self) -> None:
         if not self._is_mode_on:

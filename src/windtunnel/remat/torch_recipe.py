@@ -37,7 +37,7 @@ class StaleConstant(RuntimeError):
 class LiveValue(Value):
     """A value with real bytes behind it."""
 
-    __slots__ = ("index", "recipe", "slots", "storage", "weak")
+    __slots__ = ("index", "overwritten", "recipe", "slots", "storage", "weak")
 
     def __init__(self, storage: torch.UntypedStorage, cost: float, parents: tuple[Value, ...], recipe: Recipe,
                  index: int, on_death: Callable[[Any], None]) -> None:  # fmt: skip
@@ -46,6 +46,7 @@ class LiveValue(Value):
         self.index = index  # of this value among the operator's results
         self.storage: torch.UntypedStorage | None = None  # held by us: saved by autograd or computed again
         self.slots: dict[int, torch.Tensor] = {}  # handle -> the tensor autograd gave us
+        self.overwritten: dict[int, torch.Tensor] = {}  # the same, of a storage that has another value now
         self.live_in(storage, on_death)
 
     def live_in(self, storage: torch.UntypedStorage, on_death: Callable[[Any], None]) -> None:
@@ -89,15 +90,23 @@ class Constant:
     __slots__ = ("tensor", "tracker", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # A recipe must not keep the graph alive, so what has a history is detached. Below autograd that also parts
-        # it from its version counter; of a view of a weight (its transpose, say) the weight's own is as good.
+        # Detached: a recipe must not keep the graph alive, and must read what was read even if the program gives the
+        # tensor other memory (`weight.data = ...`). Below autograd that also parts it from its version counter; of a
+        # view of a weight (its transpose, say) the weight's own is as good.
+        self.tensor = tensor.detach()
         if tensor.grad_fn is None:
-            self.tensor = self.tracker = tensor
+            self.tracker = tensor
         else:
             base = tensor._base
-            self.tensor = tensor.detach()
             self.tracker = base if base is not None and base.grad_fn is None else self.tensor
-        self.version = self.tracker._version
+        self.version = _version_of(self.tracker)
+
+    @property
+    def is_changed(self) -> bool:
+        return (
+            _version_of(self.tracker) != self.version
+            and self.tracker.untyped_storage()._cdata == self.tensor.untyped_storage()._cdata
+        )
 
 
 class Recipe:
@@ -203,9 +212,13 @@ def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
         getattr(torch, device.type).set_rng_state(state, device)
 
 
+def _version_of(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # one made in inference mode has none
+
+
 def _unchanged(constant: Constant, operator: Any) -> torch.Tensor:
     tensor = constant.tensor
-    if constant.tracker._version != constant.version:
+    if constant.is_changed:
         raise StaleConstant(
             f"cannot compute {operator} again: one of its inputs, of shape {tuple(tensor.shape)}, was changed in"
             f" place after it ran (version {constant.tracker._version}, was {constant.version}); update weights after"

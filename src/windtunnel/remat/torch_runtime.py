@@ -185,6 +185,8 @@ class Runtime:
             type(tensor) is not torch.Tensor
             or tensor.device != self.device
             or tensor.layout is not torch.strided
+            or tensor.is_conj()
+            or tensor.is_neg()
         ):
             return Kept(tensor)
         storage = tensor.untyped_storage()
@@ -209,6 +211,10 @@ class Runtime:
             return packed.tensor
         value = packed.value
         with self.lock:
+            tensor = value.overwritten.get(id(packed))
+            if tensor is not None:
+                _check_version(tensor, packed.version)
+                return tensor
             tensor = value.slots.pop(id(packed), None)
             if tensor is not None:
                 _check_version(tensor, packed.version)
@@ -223,7 +229,8 @@ class Runtime:
         """Autograd no longer needs a saved tensor. May be called from anywhere, even amid our own work."""
         try:
             self._released.append((handle.value, id(handle)))
-            if self.lock.acquire(blocking=False):
+            # Amid our own work (the collector may run at any time) it waits: candidates must not change underneath.
+            if not self.lock._is_owned() and self.lock.acquire(blocking=False):
                 try:
                     self._let_go_released()
                 finally:
@@ -236,6 +243,7 @@ class Runtime:
         while self._released:
             value, key = self._released.popleft()
             value.slots.pop(key, None)
+            value.overwritten.pop(key, None)
             self.engine.unsave(value)
 
     # -- what may not be dropped ----------------------------------------------------------------------------
@@ -273,10 +281,12 @@ class Runtime:
         value = value_of(storage)
         storage.__dict__.pop("_windtunnel", None)
         if isinstance(value, LiveValue):
-            if value.saves:  # torch refuses this when backward asks for it; until then it stays as it is
-                value.pins += 1
-            else:
-                value.weak = _dead
+            # Who saved it gets what is there now, as without us (or torch's refusal); what was computed from it is
+            # computed again from what it was.
+            value.overwritten.update(value.slots)
+            value.slots.clear()
+            value.storage, value.weak = None, _dead
+            if value.is_resident:
                 value.evict()
 
     # -- on and off -----------------------------------------------------------------------------------------
