@@ -111,7 +111,7 @@ def test_a_graph_that_is_kept_is_loaded_once_per_backward():
     ]
 
 
-def test_weights_their_views_host_tensors_and_known_values_are_left_to_autograd():
+def test_weights_their_views_host_tensors_and_a_few_known_values_are_left_to_autograd():
     def program():
         weight = torch.nn.Parameter(torch.randn(N, N, device="cuda"))
         x = torch.randn(N, N, device="cuda", requires_grad=True)
@@ -122,6 +122,20 @@ def test_weights_their_views_host_tensors_and_known_values_are_left_to_autograd(
         host.exp().sum().backward()
 
     assert _story(simulate(program, is_recording_saves=True)) == []
+
+
+def test_values_that_are_known_are_known_again():
+    def program():
+        x = torch.randn(64, 64, device="cuda", requires_grad=True)
+        index = torch.arange(4096, device="cuda").view(64, 64) % 64
+        y = x.gather(1, index)
+        del index
+        node = y.grad_fn
+        return node._saved_index.flatten().tolist()[:70]
+
+    run = simulate(program, is_recording_saves=True)
+    assert run.answer == [i % 64 for i in range(70)]
+    assert [line for line in _story(run) if "fresh" in line] == ["load h0 as s1 fresh"]
 
 
 def test_what_a_custom_function_saves_is_left_to_autograd():
@@ -268,6 +282,6 @@ def test_what_cannot_run_again_is_marked():
     calls = _calls(simulate(program, is_recording_saves=True))
     assert calls[-3:] == [
         ("aten.mul.Tensor", CallFlag.GRAD),
-        ("aten.bernoulli.default", CallFlag.GRAD | CallFlag.ODD),
+        ("aten.bernoulli.default", CallFlag.GRAD | CallFlag.ODD | CallFlag.SEEDED),
         ("aten.fill_.Scalar", CallFlag.GRAD),  # a part of its storage only
     ]

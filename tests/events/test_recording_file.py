@@ -75,7 +75,7 @@ EVENTS = {
     Save: st.builds(Save, ids, ids, names, phases),
     Load: st.builds(Load, ids, ids, st.booleans(), names, phases),
     Unsave: st.builds(Unsave, ids, names, phases),
-    Call: st.builds(Call, ids, ids, storages, st.integers(0, 7).map(CallFlag), names, phases),
+    Call: st.builds(Call, ids, ids, storages, st.integers(0, 15).map(CallFlag), names, phases),
     Return: st.builds(Return, ids, storages, storages),
     BackwardEnd: st.builds(BackwardEnd),
 }

@@ -26,7 +26,7 @@ __all__ = ["CallRecorder"]
 Tensor = torch.Tensor
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CALL, _RETURN = int(Kind.CALL), int(Kind.RETURN)
-_GRAD, _ODD, _COVERS = int(CallFlag.GRAD), int(CallFlag.ODD), int(CallFlag.COVERS)
+_GRAD, _ODD, _COVERS, _SEEDED = map(int, (CallFlag.GRAD, CallFlag.ODD, CallFlag.COVERS, CallFlag.SEEDED))
 
 
 class CallRecorder(TorchDispatchMode):
@@ -61,8 +61,11 @@ class CallRecorder(TorchDispatchMode):
         self._n_calls += 1
         call = self._n_calls
         recorder = self.recorder
+        flags = _flags(args, kwargs, tensors, targets)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            flags |= _SEEDED
         recorder.rows.append(
-            (_CALL, call, self._signature(func, args, kwargs, tensors), _flags(args, kwargs, tensors, targets), 0,
+            (_CALL, call, self._signature(func, args, kwargs, tensors), flags, 0,
              recorder.module, recorder.phase, recorder.stream, 0, NO_NAME, [_storage(t) for t in tensors], ())
         )  # fmt: skip
         results: list[int] = []

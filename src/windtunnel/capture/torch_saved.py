@@ -28,6 +28,7 @@ __all__ = ["install_saves"]
 Tensor = torch.Tensor
 _SAVE, _LOAD, _UNSAVE = int(Kind.SAVE), int(Kind.LOAD), int(Kind.UNSAVE)
 _MADE_FOR_THIS = 1
+_SMALL = 1 << 12  # bytes of known values below which nobody would evict them
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _strong = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
 
@@ -87,7 +88,7 @@ class _Kept:
 class _Handle:
     """What autograd holds instead of the tensor."""
 
-    __slots__ = ("dtype", "id", "kept", "offset", "origin", "shape", "strides", "tensor", "version")
+    __slots__ = ("dtype", "id", "kept", "offset", "origin", "shape", "strides", "tensor", "values", "version")
 
     recorder: Recorder  # of the process; on the class so that handles can die at any time
     n_handles = 0
@@ -98,6 +99,8 @@ class _Handle:
         self.kept = kept
         self.shape, self.strides, self.offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         self.dtype = tensor.dtype
+        known = kept.sim.values
+        self.values = known.clone() if known is not None else None  # what a fresh storage will hold
         # views share one version, and the base lives longer than most of them
         self.tensor = weakref.ref(tensor._base if tensor._is_view() else tensor)
         self.version = tensor._version
@@ -132,8 +135,8 @@ def _pack(tensor: Tensor) -> Tensor | _Handle:
 
 
 def _can_be_made_again(tensor: Tensor, sim: SimStorage) -> bool:
-    if sim.device_index < 0 or sim.values is not None:
-        return False  # the host's, or numbers that a fresh storage would not have
+    if sim.device_index < 0 or (sim.values is not None and sim.n_bytes < _SMALL):
+        return False  # the host's, or a few numbers
     if type(tensor) is not Tensor or tensor.is_conj() or tensor.is_neg():
         return False  # more than a storage and its geometry
     base = tensor._base if tensor._is_view() else None
@@ -159,6 +162,8 @@ def _unpack(saved: Tensor | _Handle) -> Tensor:
     tensor = attach(storage, saved.offset, saved.shape, saved.strides, saved.dtype)
     given = sim_of(tensor)
     assert given is not None
+    if is_fresh:
+        given.values = saved.values
     saved.write(_LOAD, given.id, _MADE_FOR_THIS if is_fresh else -1, given.device_index)
     return tensor
 

@@ -2,9 +2,9 @@
 
     capture ──> rows (columns of ints) ──> file ──> Recording ──> memory, timing, remat, report
 
-A recording is one table with a row per event, in program order. A row is ten numbers; what repeats (names,
-operator signatures, Python frames) is interned once and referred to by index. `Recording.events()` turns rows
-back into the records below; the analyses read the columns directly, which is about fifty times faster.
+A recording is one table with a row per event, in program order. What repeats (names, operator signatures, Python
+frames) is interned and referred to by index. `Recording.events()` turns rows back into the records below; the
+analyses read the columns directly, which is about fifty times faster.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class CallFlag(IntFlag):
     GRAD = 1  # gradients were being recorded
     ODD = 2  # it reads something that is more than a storage and its geometry, or a generator of its own
     COVERS = 4  # what it writes into is all of that storage
+    SEEDED = 8  # it draws random numbers
 
 
 class Role(IntEnum):
@@ -304,14 +305,11 @@ class Unsave:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The program called an operator. The rows up to its `Return` are the operators it is made of on this device.
-
-    `inputs` has a storage for each tensor of the signature, -1 for one that is not on the device.
-    """
+    """The program called an operator; up to its `Return` stand the operators it is made of on this device."""
 
     id: int
     signature: int
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()  # a storage for each tensor of the signature; -1: not on the device
     flags: CallFlag = CallFlag.GRAD
     module: int = NO_NAME
     phase: Phase = Phase.FORWARD
@@ -389,7 +387,7 @@ class Recording:
 
     def events(self) -> Iterator[Event]:
         """Rows as records. For analysis of large recordings, read `columns`."""
-        lists = [column.tolist() for column in (self.columns[name] for name in COLUMNS)]
+        lists = [self.columns[name].tolist() for name in COLUMNS]
         for i, row in enumerate(zip(*lists, strict=True)):
             yield self._record(i, row)
 

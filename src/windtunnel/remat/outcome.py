@@ -21,6 +21,7 @@ class StepOutcome:
     rematerialisations: int
     rematerialised_bytes: int
     peak_live_bytes: int  # after every allocation
+    peak_seen_bytes: int  # as the runtime's own statistics have it: at operators
     peak_reserved_bytes: int  # 0 without an allocator model
     longest_chain: int
     allocation_retries: int  # allocations that were met only after evicting

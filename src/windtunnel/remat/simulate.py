@@ -33,6 +33,9 @@ __all__ = ["simulate"]
 
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
 _NO_LIMIT = 1 << 62
+_HOST_GENERATOR_BYTES = (
+    5056  # a saved state of the host's generator lies in the same memory; a card's does not
+)
 
 
 def simulate(
@@ -92,6 +95,7 @@ class _Simulation:
                 break
         if failure is not None or not self._steps.done:
             self._steps.end(p.Step(-1, len(self._steps.done) + 1))
+        self._steps.close()
         return Outcome(
             self.settings.threshold, tuple(self._steps.done), self.engine.statistics, self.memory.floor_bytes, failure,
             self.program.is_inferred,
@@ -226,7 +230,7 @@ class _Simulation:
         found = _References(self, call)
         made: list[SimulatedValue] = []
         if found.is_possible:
-            recipe = Recipe(tuple(found.constants), sum(sizes), sizes, None)
+            recipe = Recipe(self._held_by(call, found), sum(sizes), sizes, None)
             parents = tuple(found.values)
             for block in blocks:
                 value = None
@@ -255,7 +259,7 @@ class _Simulation:
             found = _References(self, call, targets[0])
             if found.is_possible:
                 n_bytes = targets[0].n_bytes
-                self._write = found, Recipe(tuple(found.constants), n_bytes, (n_bytes,), old)
+                self._write = found, Recipe(self._held_by(call, found), n_bytes, (n_bytes,), old)
 
     def _end_write(self, call: p.Call) -> None:
         targets = self._blocks(call.written)
@@ -270,6 +274,12 @@ class _Simulation:
         recipe.results.append(ref(value))
         self._note_made([value], found)
         self.engine.after(self.costs.key(call), 0, seconds, found.values, [value])
+
+    def _held_by(self, call: p.Call, found: _References) -> tuple[Block, ...]:
+        """What a recipe keeps: blocks that are no values, and the state of the generator it draws from."""
+        if call.flags & CallFlag.SEEDED and not self.is_cuda:
+            return (*found.constants, self.memory.make(_HOST_GENERATOR_BYTES))
+        return tuple(found.constants)
 
     def _note_made(self, made: list[SimulatedValue], found: _References) -> None:
         self._made += map(ref, made)
@@ -422,29 +432,43 @@ class _Steps:
         self.done: list[StepOutcome] = []
         self.base_seconds = 0.0
         self._simulation = simulation
-        self._before = (0, 0, 0, 0, 0.0, 0, 0)
-        self._longest_chain = 0
+        self._before = self._totals()
+        self._peak_seen = self._longest_chain = 0
 
     def end(self, action: p.Step) -> None:
-        now = self._totals()
-        gained = [after - before for after, before in zip(now, self._before, strict=True)]
         memory, statistics = self._simulation.memory, self._simulation.engine.statistics
-        self._longest_chain = max(self._longest_chain, statistics.longest_chain)
+        now = self._totals()
+        gained = {name: now[name] - self._before[name] for name in now}
         self.done.append(
             StepOutcome(
-                action.number, self.base_seconds, gained[4], gained[0], gained[1], gained[2], gained[3],
-                memory.peak_live_bytes, memory.peak_reserved_bytes, statistics.longest_chain, gained[5], gained[6],
+                number=action.number, base_seconds=self.base_seconds, **gained,
+                peak_live_bytes=memory.peak_live_bytes, peak_seen_bytes=statistics.peak_live_bytes,
+                peak_reserved_bytes=memory.peak_reserved_bytes, longest_chain=statistics.longest_chain,
             )
         )  # fmt: skip
-        self._before = now
-        self.base_seconds = 0.0
+        self._before, self.base_seconds = now, 0.0
+        self._peak_seen = max(self._peak_seen, statistics.peak_live_bytes)
+        self._longest_chain = max(self._longest_chain, statistics.longest_chain)
+        statistics.peak_live_bytes = statistics.longest_chain = 0
         memory.begin_step()
 
-    def _totals(self) -> tuple[Any, ...]:
-        s, allocator = self._simulation.engine.statistics, self._simulation.memory.allocator
-        flushes = allocator.stats().num_alloc_retries if allocator is not None else 0
-        return (s.evictions, s.evicted_bytes, s.rematerialisations, s.rematerialised_bytes, s.recompute_cost,
-                s.failed_allocations, flushes)  # fmt: skip
+    def close(self) -> None:
+        """Give the engine's statistics back the maxima over all steps."""
+        statistics = self._simulation.engine.statistics
+        statistics.peak_live_bytes = max(self._peak_seen, statistics.peak_live_bytes)
+        statistics.longest_chain = max(self._longest_chain, statistics.longest_chain)
+
+    def _totals(self) -> dict[str, Any]:
+        found, allocator = self._simulation.engine.statistics, self._simulation.memory.allocator
+        return {
+            "extra_seconds": found.recompute_cost,
+            "evictions": found.evictions,
+            "evicted_bytes": found.evicted_bytes,
+            "rematerialisations": found.rematerialisations,
+            "rematerialised_bytes": found.rematerialised_bytes,
+            "allocation_retries": found.failed_allocations,
+            "cache_flushes": allocator.stats().num_alloc_retries if allocator is not None else 0,
+        }
 
 
 def _running_statistics(name: str, scalars: str) -> frozenset[int]:
