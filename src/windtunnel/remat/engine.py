@@ -75,6 +75,7 @@ class Engine:
         self.guard = Guard()
         self.statistics = Statistics()
         self.is_in_backward = False
+        self._threshold = settings.threshold
         self._sizes: dict[Hashable, int] = {}  # operator and shapes -> bytes it allocates
         self._largest_size = 0
         self._candidates: list[ref[Value]] = []  # weak: a value nobody can ask for again must die
@@ -85,6 +86,9 @@ class Engine:
     @property
     def limit(self) -> int:
         threshold = self.settings.threshold
+        if threshold != self._threshold:  # what the guard learnt was about another one
+            self._threshold = threshold
+            self.guard = Guard()
         return max(threshold or self.host.capacity(), self.guard.floor)
 
     def is_near(self) -> bool:
