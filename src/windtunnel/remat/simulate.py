@@ -9,6 +9,7 @@ originals), on blocks instead of storages. What differs is who runs the operator
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -17,19 +18,20 @@ from windtunnel.events.model import CallFlag
 from windtunnel.memory import Allocator
 from windtunnel.remat import program as p
 from windtunnel.remat.engine import Engine, Settings
-from windtunnel.remat.outcome import Outcome, OutOfMemory, StepOutcome
+from windtunnel.remat.outcome import Outcome, OutOfMemory
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.replayable import (
-    HIDDEN_WRITES,
     is_blank,
     is_fill,
     is_replayable,
     writes_first_input,
 )
 from windtunnel.remat.simulated_memory import BLANK, Block, Memory, Recipe, SimulatedValue
+from windtunnel.remat.simulated_reads import Reads, running_statistics
+from windtunnel.remat.step_figures import StepFigures
 from windtunnel.remat.value import Value
 
-__all__ = ["simulate"]
+__all__ = ["floor_bytes", "simulate"]
 
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
 _NO_LIMIT = 1 << 62
@@ -57,6 +59,17 @@ def simulate(
     return _Simulation(program, costs, settings, Memory(allocator), is_cuda, capacity).run()
 
 
+def floor_bytes(
+    program: p.Program, costs: ProgramCosts, settings: Settings, *, is_cuda: bool = True
+) -> tuple[int, int]:
+    """The least a threshold can be, and the peak without any: what is never evictable, and all of it."""
+    free = simulate(program, costs, replace(settings, threshold=_NO_LIMIT), is_cuda=is_cuda)
+    peak = max(step.peak_live_bytes for step in free.steps)
+    # Just reached, so that the runtime watches but never evicts.
+    watched = simulate(program, costs, replace(settings, threshold=peak), is_cuda=is_cuda)
+    return watched.unevictable_bytes, peak
+
+
 class _Simulation:
     """The engine's host, and the follower of the program."""
 
@@ -72,18 +85,18 @@ class _Simulation:
         self._storages: dict[int, Block] = {}  # what the program holds, by its numbers
         self._handles: dict[int, SimulatedValue | Block] = {}
         self._call: p.Call | None = None  # that is running
-        self._write: tuple[_References, Recipe] | None = None  # what it will have written
+        self._write: tuple[Reads, Recipe] | None = None  # what it will have written
         self._is_recording = True
         self._readers: WeakSet[SimulatedValue] = WeakSet()
         self._made: list[ref[SimulatedValue]] = []  # since the last backward
-        self._steps = _Steps(self)
-        self._statistics_of: dict[int, frozenset[int]] = {}
+        self._steps = StepFigures(memory, self.engine.statistics)
+        self._skipped: dict[int, frozenset[int]] = {}  # by signature: running statistics among the inputs
 
     def run(self) -> Outcome:
         follow: dict[type, Callable[[Any], None]] = {
             p.Call: self._begin_call, p.Return: self._end_call, p.Op: self._op, p.Alloc: self._alloc,
             p.Free: self._free, p.Save: self._save, p.Load: self._load, p.Unsave: self._unsave,
-            p.BackwardEnd: self._end_backward, p.Step: self._steps.end,
+            p.BackwardEnd: self._end_backward, p.Step: lambda action: self._steps.end(action.number),
         }  # fmt: skip
         failure = None
         action: p.Action
@@ -94,7 +107,7 @@ class _Simulation:
                 failure = self._describe(action, error)
                 break
         if failure is not None or not self._steps.done:
-            self._steps.end(p.Step(-1, len(self._steps.done) + 1))
+            self._steps.end(len(self._steps.done) + 1)
         self._steps.close()
         return Outcome(
             self.settings.threshold, tuple(self._steps.done), self.engine.statistics, self.memory.floor_bytes, failure,
@@ -227,7 +240,7 @@ class _Simulation:
         if max(sizes, default=0) < minimum:
             return
         key, seconds = self.costs.key(call), self.costs.call(call)
-        found = _References(self, call)
+        found = self._reads(call)
         made: list[SimulatedValue] = []
         if found.is_possible:
             recipe = Recipe(self._held_by(call, found), sum(sizes), sizes, None)
@@ -256,7 +269,7 @@ class _Simulation:
             and (old is not BLANK or (is_fill(call.name) and call.flags & CallFlag.COVERS))
         )
         if can_replay:
-            found = _References(self, call, targets[0])
+            found = self._reads(call, targets[0])
             if found.is_possible:
                 n_bytes = targets[0].n_bytes
                 self._write = found, Recipe(self._held_by(call, found), n_bytes, (n_bytes,), old)
@@ -275,13 +288,13 @@ class _Simulation:
         self._note_made([value], found)
         self.engine.after(self.costs.key(call), 0, seconds, found.values, [value])
 
-    def _held_by(self, call: p.Call, found: _References) -> tuple[Block, ...]:
+    def _held_by(self, call: p.Call, found: Reads) -> tuple[Block, ...]:
         """What a recipe keeps: blocks that are no values, and the state of the generator it draws from."""
         if call.flags & CallFlag.SEEDED and not self.is_cuda:
             return (*found.constants, self.memory.make(_HOST_GENERATOR_BYTES))
         return tuple(found.constants)
 
-    def _note_made(self, made: list[SimulatedValue], found: _References) -> None:
+    def _note_made(self, made: list[SimulatedValue], found: Reads) -> None:
         self._made += map(ref, made)
         if made and found.has_constants:
             for block in found.constants:
@@ -318,17 +331,12 @@ class _Simulation:
     def _blocks(self, storages: Iterable[int]) -> list[Block]:
         return [self._storages[storage] for storage in storages if storage in self._storages]
 
-    def statistics_of(self, call: p.Call) -> frozenset[int]:
-        """Places among the inputs of running statistics the call updates: a second run leaves them out."""
-        known = self._statistics_of.get(call.signature)
-        if known is None:
-            known = self._statistics_of[call.signature] = _running_statistics(
-                call.name, self.program.signatures[call.signature].scalars
-            )
-        return known
-
-    def block_of(self, storage: int) -> Block | None:
-        return self._storages.get(storage)
+    def _reads(self, call: p.Call, written: Block | None = None) -> Reads:
+        skipped = self._skipped.get(call.signature)
+        if skipped is None:
+            signature = self.program.signatures[call.signature]
+            skipped = self._skipped[call.signature] = running_statistics(signature)
+        return Reads(call, self._storages, skipped, written)
 
     # -- autograd -------------------------------------------------------------------------------------------
 
@@ -390,93 +398,3 @@ class _Simulation:
         following = (a for a in self.program.actions if isinstance(a, p.Op) and a.row >= row)
         found = next(following, None)
         return self.program.signatures[found.signature].name if found is not None else ""
-
-
-class _References:
-    """What a call reads: values, and blocks that are no values."""
-
-    def __init__(self, simulation: _Simulation, call: p.Call, written: Block | None = None) -> None:
-        self.values: dict[SimulatedValue, None] = {}
-        self.blocks: set[Block] = set()
-        self.constants: list[Block] = []
-        self.has_constants = False
-        self.is_possible = not call.flags & CallFlag.ODD
-        is_filling = False
-        skipped = simulation.statistics_of(call) if call.name.split(".")[1] in HIDDEN_WRITES else ()
-        for place, storage in enumerate(call.inputs):
-            if place in skipped:
-                continue
-            block = simulation.block_of(storage)
-            if block is None:
-                self.has_constants = True  # the host's, or no bytes at all
-                continue
-            self.blocks.add(block)
-            value = block.value
-            if isinstance(value, SimulatedValue):
-                self.values[value] = None
-            elif value is not BLANK:
-                self.constants.append(block)
-                self.has_constants = True
-            elif place == 0 and block is written:
-                is_filling = True
-            else:
-                self.is_possible = False  # reads memory nobody has written, as far as can be seen
-        if not (self.values or self.has_constants or is_filling):
-            self.is_possible = False
-
-
-class _Steps:
-    """Figures of the step that runs, and the steps that are done."""
-
-    def __init__(self, simulation: _Simulation) -> None:
-        self.done: list[StepOutcome] = []
-        self.base_seconds = 0.0
-        self._simulation = simulation
-        self._before = self._totals()
-        self._peak_seen = self._longest_chain = 0
-
-    def end(self, action: p.Step) -> None:
-        memory, statistics = self._simulation.memory, self._simulation.engine.statistics
-        now = self._totals()
-        gained = {name: now[name] - self._before[name] for name in now}
-        self.done.append(
-            StepOutcome(
-                number=action.number, base_seconds=self.base_seconds, **gained,
-                peak_live_bytes=memory.peak_live_bytes, peak_seen_bytes=statistics.peak_live_bytes,
-                peak_reserved_bytes=memory.peak_reserved_bytes, longest_chain=statistics.longest_chain,
-            )
-        )  # fmt: skip
-        self._before, self.base_seconds = now, 0.0
-        self._peak_seen = max(self._peak_seen, statistics.peak_live_bytes)
-        self._longest_chain = max(self._longest_chain, statistics.longest_chain)
-        statistics.peak_live_bytes = statistics.longest_chain = 0
-        memory.begin_step()
-
-    def close(self) -> None:
-        """Give the engine's statistics back the maxima over all steps."""
-        statistics = self._simulation.engine.statistics
-        statistics.peak_live_bytes = max(self._peak_seen, statistics.peak_live_bytes)
-        statistics.longest_chain = max(self._longest_chain, statistics.longest_chain)
-
-    def _totals(self) -> dict[str, Any]:
-        found, allocator = self._simulation.engine.statistics, self._simulation.memory.allocator
-        return {
-            "extra_seconds": found.recompute_cost,
-            "evictions": found.evictions,
-            "evicted_bytes": found.evicted_bytes,
-            "rematerialisations": found.rematerialisations,
-            "rematerialised_bytes": found.rematerialised_bytes,
-            "allocation_retries": found.failed_allocations,
-            "cache_flushes": allocator.stats().num_alloc_retries if allocator is not None else 0,
-        }
-
-
-def _running_statistics(name: str, scalars: str) -> frozenset[int]:
-    """Of a batch norm in training; its first flag says whether it trains."""
-    arguments = scalars.split(",")
-    if next((text for text in arguments if text in ("True", "False")), "False") == "False":
-        return frozenset()
-    wanted = HIDDEN_WRITES[name.split(".")[1]]
-    return frozenset(
-        arguments[:position].count("_") for position in wanted if position < len(arguments) and arguments[position] == "_"
-    )  # fmt: skip
