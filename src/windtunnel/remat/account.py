@@ -1,0 +1,155 @@
+"""How many bytes are in use while a program is played: a storage lives as long as anyone holds it.
+
+    Program, costs, Plan ──> play ──> Played(seconds, peak, live bytes at every action)
+
+The program, autograd and whoever computes something again may hold the same storage. Every plan is played with this
+one account, so their times and peaks can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from windtunnel.events.model import Phase
+from windtunnel.remat.program import Alloc, Call, Free, Load, Op, Program, Save, Step, Unsave
+
+__all__ = ["Account", "Costs", "Key", "Plan", "Played", "last_step", "play"]
+
+Key = Hashable
+
+
+class Costs(Protocol):
+    """Seconds; `ProgramCosts` is one."""
+
+    def op(self, signature: int) -> float:
+        """Of an operator on the device."""
+
+    def call(self, call: Call) -> float:
+        """Of a call, if it is run again."""
+
+
+class Account:
+    """What is held, by how many, and the most that ever was."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+        self._bytes: dict[Key, int] = {}
+        self._holders: dict[Key, int] = {}
+
+    def hold(self, key: Key, n_bytes: int = 0) -> None:
+        """One holder more; the first one says how large it is."""
+        holders = self._holders.get(key, 0)
+        if not holders:
+            self._bytes[key] = n_bytes
+            self.live += n_bytes
+            self.see(self.live)
+        self._holders[key] = holders + 1
+
+    def release(self, key: Key) -> None:
+        holders = self._holders.get(key, 0)
+        if holders > 1:
+            self._holders[key] = holders - 1
+        elif holders:
+            del self._holders[key]
+            self.live -= self._bytes.pop(key)
+
+    def see(self, n_bytes: int) -> None:
+        """So many bytes are in use for a moment."""
+        self.peak = max(self.peak, n_bytes)
+
+
+class Plan:
+    """Keep everything autograd saves. Other plans say what they do instead."""
+
+    seconds = 0.0  # spent on computing again so far
+
+    def begin(self, account: Account) -> None:
+        self.account = account
+
+    def before(self, at: int) -> None:
+        """Action `at` is about to be played."""
+
+    def save(self, handle: int, key: Key) -> None:
+        self.account.hold(key)
+
+    def load(self, handle: int, key: Key) -> Key:
+        """Where what was saved lies now, computed again if it has to be."""
+        return key
+
+    def unsave(self, handle: int, key: Key) -> None:
+        self.account.release(key)
+
+    def free(self, key: Key) -> None:
+        """The program lets go."""
+        self.account.release(key)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One step of training under a plan."""
+
+    seconds: float
+    recompute_seconds: float  # of those
+    peak_bytes: int
+    peak_at: int  # action
+    first: int  # action the step begins with
+    live_bytes: np.ndarray  # the most during each action of the step
+
+
+def play(program: Program, costs: Costs, plan: Plan | None = None) -> Played:
+    """Play all actions; time and memory are those of the last step."""
+    plan = plan or Plan()
+    account = Account()
+    plan.begin(account)
+    first, end = last_step(program)
+    live = np.zeros(end - first, np.int64)
+    names: dict[int, Key] = {}  # storages made for a load -> what they really are
+    saved: dict[int, Key] = {}
+    seconds = recompute_before = 0.0
+    for at, action in enumerate(program.actions[:end]):
+        if at == first:
+            recompute_before = plan.seconds
+        account.peak = account.live
+        plan.before(at)
+        kind = type(action)
+        if kind is Op:
+            if at >= first:
+                seconds += costs.op(action.signature)
+        elif kind is Alloc:
+            account.hold(action.storage, action.n_bytes)
+        elif kind is Free:
+            plan.free(names.pop(action.storage, action.storage))
+        elif kind is Save:
+            key = saved[action.handle] = names.get(action.storage, action.storage)
+            plan.save(action.handle, key)
+        elif kind is Load:
+            key = plan.load(action.handle, saved[action.handle])
+            if action.is_new:
+                names[action.storage] = key
+                account.hold(key)
+        elif kind is Unsave and action.handle in saved:
+            plan.unsave(action.handle, saved.pop(action.handle))
+        if at >= first:
+            live[at - first] = account.peak
+    recompute = plan.seconds - recompute_before
+    highest = int(live.argmax()) if len(live) else 0
+    peak = int(live[highest]) if len(live) else 0
+    return Played(seconds + recompute, recompute, peak, first + highest, first, live)
+
+
+def last_step(program: Program) -> tuple[int, int]:
+    """The actions of the last whole step: where it begins, and where it has ended.
+
+    The first step begins where the model has been built.
+    """
+    ends = [at + 1 for at, action in enumerate(program.actions) if type(action) is Step]
+    if len(ends) > 1:
+        return ends[-2], ends[-1]
+    phases = program.recording.columns["phase"]
+    built = (at for at, action in enumerate(program.actions) if phases[action.row] != Phase.BUILD)
+    return next(built, 0), ends[0] if ends else len(program.actions)
