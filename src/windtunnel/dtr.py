@@ -17,12 +17,15 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UsageError
 from windtunnel.frameworks import load
 from windtunnel.remat.engine import BY_ADDRESS, Settings
 from windtunnel.remat.policy import POLICIES
+from windtunnel.remat.statistics import Statistics
+from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, parse_bytes
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "limit",
     "policies",
     "policy",
+    "save_costs",
     "stats",
 ]
 
@@ -110,7 +114,15 @@ def limit(eviction_threshold: int | str | None = None) -> Iterator[None]:
 
 def stats() -> dict[str, float]:
     """What was evicted and computed again since `enable()` was first called, in bytes and seconds."""
-    return {} if _board.runtime is None else asdict(_board.runtime.engine.statistics)
+    found = asdict(Statistics() if _board.runtime is None else _board.runtime.engine.statistics)
+    return found | {"overhead_seconds": found["eviction_seconds"] + found["rematerialisation_seconds"]}
+
+
+def save_costs(path: str | Path) -> None:
+    """Write the seconds each operator took in this run, for `windtunnel remat --costs`."""
+    if _board.runtime is None:
+        raise UsageError("nothing has been measured yet", hint="call dtr.enable() and train for a step first")
+    Path(path).write_text(CostTable(_board.runtime.costs.table).to_json(), encoding="utf-8")
 
 
 def policies() -> tuple[str, ...]:

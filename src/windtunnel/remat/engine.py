@@ -20,6 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 from weakref import ref
 
@@ -161,17 +162,19 @@ class Engine:
             return True
         if self.guard.is_tripped:
             return False
+        start = perf_counter()
         while short_by > 0:
             victims = self._choose(short_by)
+            for value in victims:
+                self._evict(value)
             if not victims:
                 self.statistics.least_reached_bytes = max(
                     self.statistics.least_reached_bytes, limit + short_by
                 )
-                return False
-            for value in victims:
-                self._evict(value)
+                break
             short_by = self.host.live_bytes() + n_bytes - limit
-        return True
+        self.statistics.eviction_seconds += perf_counter() - start
+        return short_by <= 0
 
     def evict_for(self, n_bytes: int) -> bool:
         """An allocation of `n_bytes` failed: forget at least that much, whatever the limit says."""

@@ -11,11 +11,11 @@ __all__ = ["Statistics"]
 class Statistics:
     evictions: int = 0
     evicted_bytes: int = 0
+    eviction_seconds: float = 0.0  # measured: choosing and dropping
     rematerialisations: int = 0
     rematerialised_bytes: int = 0
     recompute_cost: float = 0.0  # seconds, as the cost table has it
-    recompute_seconds: float = 0.0  # as measured; 0 in a simulation
-    overhead_seconds: float = 0.0  # measured: choosing what to evict and the bookkeeping of computing again
+    rematerialisation_seconds: float = 0.0  # as measured; 0 in a simulation
     peak_live_bytes: int = 0  # as seen at operators
     longest_chain: int = 0  # values computed again to have one back
     least_reached_bytes: int = 0  # above 0: the limit was below what could not be evicted; this was reached

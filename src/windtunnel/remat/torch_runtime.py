@@ -124,7 +124,7 @@ class Runtime:
             taken = self._before_content(recipe)
             result, written = self._retrying(lambda: recipe.run(self.device, taken))
             made = self._settle(value, recipe, result, written)
-        self.engine.statistics.recompute_seconds += perf_counter() - start
+        self.engine.statistics.rematerialisation_seconds += perf_counter() - start
         return made
 
     def _before_content(self, recipe: Recipe) -> torch.UntypedStorage | None:
