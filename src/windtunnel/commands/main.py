@@ -8,13 +8,15 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from windtunnel.commands import devices, replay, run, view
+from windtunnel.commands import devices, remat, replay, run, view
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["main"]
 
 # A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has.
-_VERBS: dict[str, ModuleType] = {"run": run, "replay": replay, "view": view, "devices": devices}
+_VERBS: dict[str, ModuleType] = {
+    "run": run, "remat": remat, "replay": replay, "view": view, "devices": devices,
+}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,6 +47,7 @@ class RunRequest:
     n_jobs: int | None = None  # None: as many as the executor has room for
     executor: str = "local"  # or "ray", "ray:ADDRESS"
     counts_library_buffers: bool = False  # NCCL's or HCCL's own memory leaves less for the allocator
+    is_recording_saves: bool = False  # what autograd saves as well, for rematerialisation
 
     @property
     def is_list(self) -> bool:
@@ -106,5 +107,5 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.script, request.arguments, request.is_module, request.device, request.allocator,
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
-        str(folder.resolve()),
+        str(folder.resolve()), request.is_recording_saves,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from windtunnel.errors import UsageError
 from windtunnel.report.json_file import report_text
 from windtunnel.report.terminal import show_run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "read_request", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    request = _request(args)
+    request = read_request(args)
     prepare_folder(request.folder, args.force)
     console = Console(stderr=args.json, highlight=False)
     with Screen(console, request, shows_every_rank=args.verbose) as screen:
@@ -117,7 +117,8 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
 # -- the request -------------------------------------------------------------------------------------------
 
 
-def _request(args: argparse.Namespace) -> RunRequest:
+def read_request(args: argparse.Namespace) -> RunRequest:
+    """What the options and the environment ask for, checked."""
     device = find_device(args.device)
     if args.is_module:
         _check_module(args.script)

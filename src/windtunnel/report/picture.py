@@ -20,7 +20,7 @@ from windtunnel.memory.attribution import RoleBytes
 from windtunnel.report.result import DeviceResult, RankResult
 from windtunnel.units import GIB, MIB, format_bytes
 
-__all__ = ["draw_picture"]
+__all__ = ["draw_picture", "open_matplotlib"]
 
 _COLOURS = {
     "weights": "#0072B2",
@@ -37,7 +37,7 @@ _INK, _FAINT = "#222222", "#8A8A8A"
 
 def draw_picture(path: Path, rank: RankResult, device: DeviceResult) -> None:
     """Draw one rank; the suffix of `path` picks the format."""
-    figure_class, plain_style = _matplotlib()
+    figure_class, plain_style = open_matplotlib()
     if rank.timeline is None or len(rank.timeline) == 0:
         raise UsageError(
             f"rank {rank.rank} has no memory over time to draw", hint="draw the rank it is the same as"
@@ -57,7 +57,8 @@ def draw_picture(path: Path, rank: RankResult, device: DeviceResult) -> None:
             raise UsageError(f"cannot draw {path}: {error}", hint="name it .png or .svg") from error
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def open_matplotlib() -> tuple[Any, Any]:
+    """The figure class, and a style that does not depend on the user's settings."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure  # not pyplot: no window system, no state left behind

@@ -1,0 +1,314 @@
+"""Predict rematerialisation: time and peak memory for many eviction thresholds, and which one to take.
+
+The script is your own, unmodified; it is dry-run once, and `windtunnel.dtr` is simulated on what it did:
+`windtunnel remat --device 2080ti-11gb train.py --batch-size 200`. Given a RECORDING (the folder or file of an
+earlier run), the script is not run again.
+
+Exit code 4: no threshold fits the --device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from windtunnel import __version__
+from windtunnel.commands.remat_source import RematSource, open_recording
+from windtunnel.commands.request import conf_of_environment
+from windtunnel.commands.run import read_request
+from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.screen import Screen
+from windtunnel.commands.simulation import simulate
+from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
+from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
+from windtunnel.memory import Allocator
+from windtunnel.remat.curve import Curve, Question, has_backward, trace_curve
+from windtunnel.remat.engine import BY_ADDRESS
+from windtunnel.remat.policy import POLICIES
+from windtunnel.remat.program import Program, read_program
+from windtunnel.remat.program_costs import ProgramCosts
+from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
+from windtunnel.report.remat_file import remat_text, write_remat
+from windtunnel.report.remat_picture import draw_remat
+from windtunnel.report.remat_result import CostSource, RematResult
+from windtunnel.report.remat_table import render_remat
+from windtunnel.timing.cost import CostTable
+from windtunnel.units import MIB, format_bytes, parse_bytes
+
+__all__ = ["add_arguments", "run"]
+
+_STEPS = 3
+_PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
+_ALL = "all"
+_FILES = ("remat.json", "remat.png", "remat.svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "windtunnel remat [options] script.py [script arguments...] | RECORDING"
+    add = parser.add_argument
+    add("--device", metavar="NAME",
+        help=f"the card: NAME, NAME:mem=40GiB or a TOML file (default {DEFAULT_DEVICE}, or the recording's)")  # fmt: skip
+    add("--thresholds", metavar="SIZES",
+        help="2GB..9GB, 2GB..9GB:0.5GB, 4GB,6GB or 40%%..90%%:10%% (default: about ten that make sense)")  # fmt: skip
+    add("--policy", default="dtr", metavar="NAME",
+        help=f"what to evict first: {', '.join((*POLICIES, BY_ADDRESS))}, or all to compare (default dtr)")  # fmt: skip
+    add(
+        "--minimum-size",
+        default=str(MIB),
+        metavar="SIZE",
+        help="smaller tensors are never evicted (default 1MB)",
+    )
+    add("--sampling", action="store_true", help="look at about sqrt(n) candidates for each eviction")
+    add("--costs", type=Path, metavar="FILE", help="measured times of operators (JSON) instead of a roofline")
+    add("--allocator", metavar="SPEC",
+        help="allocator profile, NAME[:key=value,...] (default follows the device)")  # fmt: skip
+    add("--steps", type=int, metavar="N", help=f"optimizer steps to simulate (default {_STEPS})")
+    add("--world-size", type=int, metavar="N", help="cards of the job")
+    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 8)")
+    add("--rank", type=int, metavar="R", help="the rank to predict (default 0)")
+    add(
+        "--out",
+        metavar="DIR",
+        help="folder for the files (default windtunnel-out; of a RECORDING: none are written)",
+    )
+    add("--json", action="store_true", help="print remat.json instead of a table")
+    add("--force", action="store_true", help="replace an earlier run in --out")
+    add("-v", "--verbose", action="store_true", help="show the output of every rank that runs")
+    add("-m", dest="is_module", action="store_true", help="the script is a module name, as in python -m")
+    add(
+        "script", metavar="script.py | RECORDING", help="the training script, or what an earlier run recorded"
+    )
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Dry-run or read, simulate every threshold, show and write the curve."""
+    policies = _policies(args.policy)
+    minimum_size = parse_bytes(args.minimum_size)
+    table = _read_costs(args.costs) if args.costs is not None else None
+    source = _from_recording(args) if _is_recording(args) else None
+    device = find_device(args.device or (source.device if source else None) or DEFAULT_DEVICE)
+    _check_device(device, args.device)
+    thresholds = parse_thresholds(args.thresholds, device.memory_bytes) if args.thresholds else None
+    allocator = args.allocator or device.allocator
+    Allocator.from_spec(allocator)
+    folder = Path(args.out or "windtunnel-out") if source is None or args.out else None
+    if folder is not None:
+        prepare_folder(folder, args.force)
+    console = Console(stderr=args.json, highlight=False)
+    if source is None:
+        assert folder is not None  # a script always has one
+        source = _dry_run(args, folder, device, console)
+    program = _program_of(source)
+    question = Question(
+        program,
+        ProgramCosts(program, device, table),
+        _allocators(allocator, source.torch),
+        device.usable_bytes,
+        is_cuda=device.kind == "cuda",
+        minimum_size=minimum_size,
+        is_sampling=args.sampling,
+    )
+    with _progress(console) as on_progress:
+        curve = trace_curve(question, policies, thresholds.sizes if thresholds else None, on_progress)
+    result = RematResult(
+        __version__, source.subject, source.rank, source.world_size, device, allocator, program.n_steps,
+        minimum_size, args.sampling, program.is_inferred, _cost_source(args.costs, table, program), curve,
+        (*source.notes, *_notes(program, thresholds, device)),
+    )  # fmt: skip
+    if folder is not None:
+        result = _write(folder, result)
+    if args.json:
+        sys.stdout.write(remat_text(result))
+    else:
+        console.print(render_remat(result))
+        print(_next(args, folder, source, curve))
+    return 0 if curve.fits else 4
+
+
+# -- what was asked ----------------------------------------------------------------------------------------
+
+
+def _policies(name: str) -> tuple[str, ...]:
+    known = (*POLICIES, BY_ADDRESS)
+    if name == _ALL:
+        return known
+    if name not in known:
+        raise UsageError(f"there is no policy {name!r}", hint=f"try one of {', '.join(known)}, or {_ALL}")
+    return (name,)
+
+
+def _check_device(device: DeviceProfile, text: str | None) -> None:
+    if device.kind == "cpu" and "mem=" not in (text or ""):
+        raise UsageError(
+            "the CPU has no memory of its own that a threshold could be compared with",
+            hint="name a card, or say how much there is: --device cpu:mem=16GiB",
+        )
+
+
+def _read_costs(path: Path) -> CostTable:
+    try:
+        return CostTable.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (
+            error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not a text file"
+        )
+        raise UsageError(
+            f"cannot read --costs {path}: {reason}", hint="name a table of measured costs"
+        ) from error
+    except CorruptFile as error:
+        raise CorruptFile(f"--costs {path}: {error.message}", error.hint) from None
+
+
+def _allocators(spec: str, torch: str) -> Callable[[int | None], Allocator]:
+    conf = conf_of_environment(spec)
+    return lambda n_bytes: Allocator.from_spec(spec, torch=torch, conf=conf, device_bytes=n_bytes)
+
+
+def _cost_source(path: Path | None, table: CostTable | None, program: Program) -> CostSource:
+    if table is None:
+        return CostSource()
+    measured = [table.find_signature(signature) is not None for signature in program.signatures]
+    return CostSource(str(path), sum(measured), len(measured))
+
+
+# -- the program -------------------------------------------------------------------------------------------
+
+
+def _is_recording(args: argparse.Namespace) -> bool:
+    path = Path(args.script)
+    return not args.is_module and (path.is_dir() or path.suffix == ".arrows")
+
+
+def _from_recording(args: argparse.Namespace) -> RematSource:
+    for name in ("steps", "world_size", "nproc_per_node"):
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for a script, and {args.script} is a recording", hint=f"leave {option} out"
+            )
+    if args.arguments:
+        raise UsageError(
+            f"a recording takes no arguments, and {args.arguments[0]!r} is one",
+            hint="options of windtunnel come before the recording",
+        )
+    return open_recording(Path(args.script), args.rank)
+
+
+def _dry_run(args: argparse.Namespace, folder: Path, device: DeviceProfile, console: Console) -> RematSource:
+    """Run the script as one rank, and record what autograd saves."""
+    options = argparse.Namespace(**vars(args))
+    options.device = args.device or DEFAULT_DEVICE
+    options.ranks, options.out = "auto", str(folder)
+    options.rank = args.rank if args.rank is not None else _only_rank(args)
+    options.steps = args.steps if args.steps is not None else _STEPS
+    options.level = 0  # memory is what the simulation below is for
+    options.jobs, options.executor = None, "local"
+    options.memory_tracker = options.snapshot = options.library_buffers = False
+    request = replace(read_request(options), is_recording_saves=True, device=device, writes_blocks=False)
+    with Screen(console, request, shows_every_rank=args.verbose) as screen:
+        simulation = simulate(request, screen.on_line, screen.watch)
+    screen.show_failures(simulation.result)
+    assert request.ranks is not None  # one rank was asked for
+    rank = request.ranks[0]
+    if simulation.exit_code not in (0, 4):
+        found = next((r.error for r in simulation.result.ranks if r.error), None)
+        error = ScriptError(
+            found or "the dry run did not come to its end",
+            hint=f"less {folder}/rank{rank}/run.log has all it said",
+        )
+        error.exit_code = simulation.exit_code
+        raise error
+    source = open_recording(folder, rank)
+    return replace(source, subject=args.script, world_size=request.world_size)
+
+
+def _only_rank(args: argparse.Namespace) -> int | None:
+    """Rank 0 of a world; None leaves the choice to the environment (RANK)."""
+    return 0 if (args.world_size or 1) > 1 else None
+
+
+def _program_of(source: RematSource) -> Program:
+    program = read_program(source.recording)
+    if not has_backward(program):
+        raise UsageError(
+            f"{source.subject} never ran backward, so there is nothing to compute again",
+            hint="rematerialisation is for training: call loss.backward() in the script",
+        )
+    return program
+
+
+def _notes(program: Program, thresholds: Thresholds | None, device: DeviceProfile) -> Iterator[str]:
+    if thresholds is not None and thresholds.left_out:
+        first = write_size(thresholds.left_out[0])
+        yield f"{first} and above was left out: {device.id} has {format_bytes(device.memory_bytes)}"
+    if not program.recording.is_complete:
+        yield "the program was killed: the recording ends at its last flush"
+    if program.n_steps == 0:
+        yield "the program took no optimizer step: everything it did counts as one"
+    elif program.n_steps < _STEPS:
+        yield f"fewer than {_STEPS} optimizer steps ran: the last one stands for all, and may not be like them"
+
+
+# -- what comes out ----------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, result: RematResult) -> RematResult:
+    """Write the files; a picture that cannot be drawn is a note."""
+    try:
+        for name in _FILES[1:]:
+            draw_remat(folder / name, result)
+    except MissingFramework as error:
+        result = replace(result, notes=(*result.notes, f"no picture was drawn: {error}"))
+    except OSError as error:
+        result = replace(result, notes=(*result.notes, f"no picture was drawn: {error.strerror or error}"))
+    try:
+        write_remat(folder / _FILES[0], result)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {folder / _FILES[0]}: {error.strerror or error}",
+            hint="name another folder with --out",
+        ) from error
+    return result
+
+
+def _next(args: argparse.Namespace, folder: Path | None, source: RematSource, curve: Curve) -> str:
+    where = shlex.quote(str(folder if folder is not None else args.script))
+    device = f" --device {shlex.quote(args.device)}" if args.device and folder is None else ""
+    best = curve.best
+    lines = []
+    if best is None:
+        return f"\nnext: windtunnel remat --policy all{device} {where}   (or a smaller micro-batch)"
+    lines.append(
+        f'\nnext: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{write_size(best.threshold or 0)}"; dtr.enable()'
+    )
+    lines[0] += "   (in the script, before training)"
+    if len(curve.policies) == 1:
+        lines.append(
+            f"      windtunnel remat --policy all{device} {where}   (other policies, without running it again)"
+        )
+    else:
+        lines[0] = lines[0].replace("; dtr.enable()", f'; dtr.policy = "{best.policy}"; dtr.enable()')
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the terminal, once it is worth showing; it vanishes when done."""
+    started = time.monotonic()
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("simulating thresholds", total=None, visible=False)
+
+        def on_progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=time.monotonic() - started > _PATIENCE_S)
+
+        yield on_progress

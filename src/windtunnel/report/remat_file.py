@@ -1,0 +1,97 @@
+"""remat.json: the curve for programs to read.
+
+    RematResult ──> remat_text ──> write_remat ──> remat.json
+
+The file appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from windtunnel.remat.curve import MARGIN, Point
+from windtunnel.report.remat_result import RematResult, answer, assumptions
+
+__all__ = ["SCHEMA", "remat_text", "write_remat"]
+
+SCHEMA = 1
+
+
+def remat_text(result: RematResult) -> str:
+    """The result as JSON text."""
+    return json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_remat(path: Path, result: RematResult) -> None:
+    """First under another name in the same directory, then renamed."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(remat_text(result))
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _document(result: RematResult) -> dict[str, Any]:
+    curve, device = result.curve, result.device
+    return {
+        "schema": SCHEMA,
+        "windtunnel": result.windtunnel,
+        "subject": result.subject,
+        "rank": result.rank,
+        "world_size": result.world_size,
+        "steps": result.n_steps,
+        "device": {
+            "name": device.id,
+            "memory_bytes": device.memory_bytes,
+            "usable_bytes": curve.usable_bytes,
+        },
+        "allocator": result.allocator,
+        "minimum_size_bytes": result.minimum_size,
+        "sampling": result.is_sampling,
+        "inferred": result.is_inferred,
+        "costs": asdict(result.costs),
+        "margin": MARGIN,
+        "never_evicted_bytes": curve.floor_bytes,
+        "fits": curve.fits,
+        "without": _point(curve.without),
+        "points": [_point(point) | {"has_margin": curve.has_margin(point)} for point in curve.points],
+        "best": None if curve.best is None else _point(curve.best),
+        "answer": answer(result),
+        "assumptions": list(assumptions(result)),
+        "notes": list(result.notes),
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    """Times are of the last step, peaks and counts of stalls of the whole run."""
+    step, statistics = point.step, point.outcome.statistics
+    is_whole = point.fits or point.threshold is None  # else the step did not end
+    return {
+        "threshold_bytes": point.threshold,
+        "policy": point.policy,
+        "fits": point.fits,
+        "step_seconds": point.step_seconds if is_whole else None,
+        "extra_seconds": step.extra_seconds if is_whole else None,
+        "slowdown": step.slowdown if is_whole else None,
+        "evictions": step.evictions,
+        "evicted_bytes": step.evicted_bytes,
+        "rematerialisations": step.rematerialisations,
+        "rematerialised_bytes": step.rematerialised_bytes,
+        "longest_chain": statistics.longest_chain,
+        "peak_live_bytes": point.peak_live_bytes,
+        "peak_reserved_bytes": point.peak_reserved_bytes,
+        "allocation_retries": sum(s.allocation_retries for s in point.outcome.steps),
+        "cache_flushes": sum(s.cache_flushes for s in point.outcome.steps),
+        "guarded_rounds": statistics.guarded_rounds,
+        "raised_limit_bytes": statistics.raised_limit_bytes,
+        "out_of_memory": None if point.out_of_memory is None else asdict(point.out_of_memory),
+    }

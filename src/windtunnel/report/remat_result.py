@@ -1,0 +1,107 @@
+"""What `windtunnel remat` found, and the sentences that go with it.
+
+Curve, what it is about ──> RematResult ──> answer, assumptions ──> terminal, JSON, picture
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windtunnel.devices import DeviceProfile
+from windtunnel.remat.curve import MARGIN, Curve, Point
+from windtunnel.remat.thresholds import write_size
+from windtunnel.units import format_bytes
+
+__all__ = ["CostSource", "RematResult", "answer", "assumptions", "describe_failure"]
+
+_ALLOCATORS = {"cuda": "torch's caching allocator", "npu": "torch_npu's caching allocator"}
+
+
+@dataclass(frozen=True)
+class CostSource:
+    """Where the times of operators come from."""
+
+    path: str | None = None  # of a table of measured ones
+    n_measured: int = 0  # kinds of operators of the program that it has
+    n_kinds: int = 0
+
+
+@dataclass(frozen=True)
+class RematResult:
+    windtunnel: str
+    subject: str  # the script or the recording
+    rank: int
+    world_size: int
+    device: DeviceProfile
+    allocator: str
+    n_steps: int
+    minimum_size: int
+    is_sampling: bool
+    is_inferred: bool  # what autograd saves was guessed
+    costs: CostSource
+    curve: Curve
+    notes: tuple[str, ...] = ()
+
+
+def answer(result: RematResult) -> str:
+    """Which threshold to take, in one sentence with numbers."""
+    curve = result.curve
+    best = curve.best
+    if best is None:
+        return _no_answer(result)
+    many = f" with policy {best.policy}" if len(curve.policies) > 1 else ""
+    gain = f"{best.step.slowdown - 1:.1%} slower than without a limit"
+    peak = (
+        f"{format_bytes(best.peak_reserved_bytes)} of {format_bytes(curve.usable_bytes)} reserved at the peak"
+    )
+    sentence = f"Best threshold: {write_size(best.threshold or 0)}{many} ({gain}, {peak})."
+    if not curve.has_margin(best):
+        sentence += f" It fits, but leaves less than {MARGIN:.0%} of the card free: expect surprises."
+    if curve.without.fits and curve.has_margin(curve.without):
+        sentence += " Nothing has to be evicted: it fits as it is."
+    return sentence
+
+
+def assumptions(result: RematResult) -> Iterator[str]:
+    """What the numbers rest on."""
+    device, costs = result.device, result.costs
+    roofline = (
+        f"a roofline of {device.id} ({device.bandwidth_gbs:g} GB/s, {device.fp32_tflops or device.bf16_tflops / 16:g}"
+        " fp32 and "
+        f"{device.bf16_tflops:g} bf16 TFLOPS)"
+    )
+    if costs.path is None:
+        yield f"times of operators are {roofline}; --costs FILE puts measured ones in their place"
+    else:
+        yield (
+            f"times are measured ({costs.path}) for {costs.n_measured} of {costs.n_kinds} kinds of operators,"
+            f" {roofline} for the others"
+        )
+    allocator = _ALLOCATORS.get(result.allocator, f"the allocator {result.allocator}")
+    yield f"memory is {allocator} on {format_bytes(result.curve.usable_bytes)}; retries and freed caches cost no time"
+    yield f"the best threshold leaves {MARGIN:.0%} of that free: workspaces of kernels are not simulated"
+    if result.is_inferred:
+        yield "what autograd saves was inferred: this recording is of `windtunnel run`, not of `windtunnel remat`"
+
+
+def describe_failure(point: Point) -> str:
+    found = point.out_of_memory
+    if found is None:
+        return ""
+    where = f" at {found.operator}" if found.operator else ""
+    place = f" ({found.place})" if found.place else ""
+    return f"step {found.step}{where}{place}, asking for {format_bytes(found.requested_bytes)}"
+
+
+def _no_answer(result: RematResult) -> str:
+    curve = result.curve
+    if curve.floor_bytes > curve.usable_bytes:
+        return (
+            f"No threshold fits: {format_bytes(curve.floor_bytes)} can never be evicted, and"
+            f" {result.device.id} has {format_bytes(curve.usable_bytes)}."
+        )
+    return (
+        f"No threshold of these fits in the {format_bytes(curve.usable_bytes)} of {result.device.id};"
+        f" {format_bytes(curve.floor_bytes)} can never be evicted."
+    )
