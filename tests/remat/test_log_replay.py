@@ -90,6 +90,14 @@ def test_of_equal_scores_the_last_that_came_goes_first():
     assert (done.total_ns, done.n_recomputed) == (1111 + 100, 1)
 
 
+def test_a_score_of_zero_ends_the_search():
+    program = [constant("x", 1)]
+    for name, cost in (("a", 1), ("b", 10), ("c", 100)):
+        program.append(call(name, "x", cost, 10))
+    program += [call("d", "x", 1000, 10), release("d")]  # pushes out a
+    assert replay(log(*program), 31, lambda value, now: 0).total_ns == 1111 + 1
+
+
 def test_the_results_of_the_step_are_there_at_its_end():
     program = (constant("x", 1), call("a", "x", 5, 10), call("b", "x", 7, 10))
     assert replay(log(*program), 20, dtr) == Replay(Outcome.OUT_OF_MEMORY, 12, 17, 2, 1, 11)
@@ -112,6 +120,19 @@ def test_a_long_chain_of_forgotten_values_needs_no_deep_stack():
         program += [call(f"a{i}", f"a{i - 1}", 1, 1), release(f"a{i - 1}")]
     program += [call("big", "x", 0, 10), release("big"), call("end", f"a{n - 1}", 1, 1)]
     assert replay(log(*program), 11, dtr).total_ns == 2 * n + 1
+
+
+def test_a_recorded_step_knows_the_time_the_need_and_the_readers():
+    step = recorded_step(log(*CHAIN))
+    assert step.began_ns == (0, 0, 100, 120, 150, 190)
+    assert step.used_bytes == (10, 20, 30, 40, 40)
+    assert step.uses == (
+        (1, 1, 5),
+        (2, 4),
+        (3,),
+        (4,),
+        (5,),
+    )  # the constant is pinned at once, results at the end
 
 
 def test_foresight_keeps_what_is_needed_next():
@@ -154,6 +175,11 @@ def test_foresight_first_forgets_what_is_not_needed_any_more():
 def test_a_plan_with_enough_room_is_the_program_alone():
     found = plan(log(*CHAIN), 40)
     assert (found.replay.overhead, found.replay.n_evictions, found.bias) == (1.0, 0, {})
+    assert plan(log(), 0).replay == Replay(Outcome.DONE, 0, 0, 0, 0, 0)
+
+
+def test_a_plan_for_too_little_memory_says_so():
+    assert plan(log(*CHAIN), 29).replay.outcome is Outcome.OUT_OF_MEMORY
 
 
 # -- properties on random programs -------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def test_msps_counts_evicted_ancestors_only_as_far_as_they_are_evicted():
     assert msps(d, 3.0) == 12.0 / 10  # and not e
     b.evict()
     assert d.ancestor_cost() == 7.0
-    assert d.ancestor_cost(limit=4.0) > 4.0  # may stop as soon as it is more
+    assert d.ancestor_cost(limit=5.0) == 5.0
+    assert d.ancestor_cost(limit=50.0, most=2) == 50.0
 
 
 def test_an_ancestor_met_twice_counts_once():

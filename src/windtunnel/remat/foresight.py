@@ -30,8 +30,9 @@ from windtunnel.remat.policy import dtr, neighbour_cost
 __all__ = ["SETTINGS", "Foresight", "Plan", "RecordedStep", "Setting", "plan", "recorded_step"]
 
 _FREE_MOMENT = 1e-3  # weight of a time at which memory is not short: small, but later is still better
-_DEAR = 0.1  # of the step's compute: ancestors that cost more are too dear to be told apart
-_WORK = 100_000  # operators to replay while varying a plan: a small program can be varied more often
+_DEAR = 0.1  # of the step's compute: ancestors that cost more are too dear to be told apart,
+_MANY = 64  # and so are those that are more
+_WORK = 60_000  # operators to replay while varying a plan: a small program can be varied more often
 _FEWEST, _MOST = 8, 48  # variations
 
 
@@ -181,7 +182,7 @@ class Foresight:
                     stack.append(parent)
 
     def _ancestor_cost(self, stored: Stored) -> float:
-        return stored.ancestor_cost(self._dear)
+        return stored.ancestor_cost(self._dear, _MANY)
 
 
 def _shortage_until(step: RecordedStep, budget: int, exponent: float | None) -> list[float]:

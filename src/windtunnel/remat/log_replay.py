@@ -59,9 +59,9 @@ class Replay:
 class Stored(Value):
     """A storage: the value a policy looks at, and the tensors that lie in it."""
 
-    __slots__ = ("_known", "children", "holds", "is_pinned", "needed_at", "next_use", "tensors", "weight")
+    __slots__ = ("_costs", "children", "holds", "is_pinned", "needed_at", "next_use", "tensors", "weight")
 
-    def __init__(self, n_bytes: int, known: dict[Stored, float]) -> None:
+    def __init__(self, n_bytes: int, costs: _AncestorCosts) -> None:
         super().__init__(n_bytes, 0)
         self.parents: dict[Stored, None] = {}  # ordered sets, because a view may add to them
         self.children: dict[Stored, None] = {}
@@ -73,35 +73,63 @@ class Stored(Value):
         # Not computed yet: its cost is not part of what is lost.
         self.is_resident = False
         self.neighbourhood = Neighbourhood(0)
-        self._known = known  # ancestor costs that still hold, shared by all storages of a replay
+        self._costs = costs  # one for all storages of a replay
 
     def evict(self) -> None:
         super().evict()
-        self._forget_known()
+        self._costs.note_evicted(self)
 
     def restore(self) -> None:
         super().restore()
-        self._forget_known()
+        self._costs.note_restored(self)
 
-    def ancestor_cost(self, limit: float = inf) -> float:
-        """As any value's, but remembered: a replay asks for it millions of times. `limit` is the same each time."""
-        cost = self._known.get(self)
+    def ancestor_cost(self, limit: float = inf, most: float = inf) -> float:
+        return self._costs.of(self, limit, most)
+
+
+class _AncestorCosts:
+    """Ancestor costs as long as they hold, because a replay asks for them millions of times.
+
+    A change is only noted. At the next question all costs are dropped that can be reached from one through evicted
+    storages.
+    """
+
+    def __init__(self) -> None:
+        self._cost_of: dict[Stored, float] = {}
+        self._limit = inf  # it and the most are the same in every question of a replay
+        self._evicted: list[Stored] = []
+        self._restored: list[Stored] = []
+
+    def note_evicted(self, stored: Stored) -> None:
+        if self._cost_of:  # else nobody has asked
+            self._evicted.append(stored)
+
+    def note_restored(self, stored: Stored) -> None:
+        if self._cost_of:
+            self._restored.append(stored)
+
+    def of(self, stored: Stored, limit: float, most: float) -> float:
+        if self._evicted or self._restored:
+            self._drop_behind(self._restored, inf)
+            self._drop_behind(self._evicted, self._limit)  # what had reached the limit still has
+            self._evicted, self._restored = [], []
+        cost = self._cost_of.get(stored)
         if cost is None:
-            cost = self._known[self] = super().ancestor_cost(limit)
+            self._limit = limit
+            cost = self._cost_of[stored] = Value.ancestor_cost(stored, limit, most)
         return cost
 
-    def _forget_known(self) -> None:
-        """The costs of all that can be reached through evicted storages may have changed."""
-        known = self._known
-        if not known:  # this policy does not ask
-            return
-        known.pop(self, None)
-        seen, stack = {self}, [self]
+    def _drop_behind(self, changed: list[Stored], limit: float) -> None:
+        cost_of = self._cost_of
+        seen, stack = set(changed), changed
+        for stored in changed:
+            cost_of.pop(stored, None)
         while stack:
             for child in stack.pop().children:
                 if child not in seen:
                     seen.add(child)
-                    known.pop(child, None)
+                    if cost_of.get(child, inf) < limit:
+                        del cost_of[child]
                     if not child.is_resident:
                         stack.append(child)
 
@@ -200,7 +228,7 @@ class _Runtime:
         self._n_recomputed = 0
         self._pool: dict[Stored, None] = {}  # what may be forgotten, in the order it came
         self._tensors: list[_Tensor] = []
-        self._known: dict[Stored, float] = {}
+        self._costs = _AncestorCosts()
 
     def run(self) -> Replay:
         outcome = Outcome.DONE
@@ -242,7 +270,7 @@ class _Runtime:
             self._watcher.ran([tensor.stored for tensor in (*inputs, *operator.outputs)])
 
     def _new(self, n_bytes: int) -> Stored:
-        stored = Stored(n_bytes, self._known)
+        stored = Stored(n_bytes, self._costs)
         if self._watcher is not None:
             self._watcher.made(stored)
         return stored

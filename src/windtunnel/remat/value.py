@@ -110,13 +110,18 @@ class Value:
             self.neighbourhood.leave(self.cost)
             self.neighbourhood = None
 
-    def ancestor_cost(self, limit: float = inf) -> float:
-        """Seconds to compute every evicted value that this one would need first; above `limit` any such number."""
+    def ancestor_cost(self, limit: float = inf, most: float = inf) -> float:
+        """Seconds to compute every evicted value that this one would need first.
+
+        The search ends, and the answer is `limit`, once they cost that much or are more than `most`.
+        """
         total, seen, stack = 0, set(), [self]
-        while stack and total <= limit:
+        while stack:
             for parent in stack.pop().parents:
                 if not parent.is_resident and parent not in seen:
                     seen.add(parent)
                     stack.append(parent)
                     total += parent.cost
+            if total >= limit or len(seen) > most:
+                return limit
         return total
