@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
                 n_bytes = each.untyped_storage().nbytes()
                 total += n_bytes
                 large = max(large, n_bytes)
+        runtime.meter.grew(total)
         if large < minimum:
             return out
         with runtime.lock:

@@ -35,6 +35,7 @@ __all__ = ["Runtime", "device_bytes", "runtime_here"]
 
 _dead = ref(set())  # answers None for ever
 _FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__
+_QUIET = 0.9  # of the limit: up to here a rough count of live bytes will do
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
 
 
@@ -297,11 +298,11 @@ class Runtime:
 
     def start(self) -> None:
         self._interception.start()
-        self.is_recording = True
+        self.is_recording = self.engine.is_evicting = True
 
     def stop(self) -> None:
-        """Stop recording. What is evicted comes back all the same when backward asks for it."""
-        self.is_recording = False
+        """Stop recording and evicting. What is gone comes back all the same when backward asks for it."""
+        self.is_recording = self.engine.is_evicting = False
         self._interception.stop()
 
     def made(self, values: list[LiveValue]) -> None:
@@ -318,6 +319,7 @@ class Runtime:
                     # The program keeps the tensor, a metric say; what it was computed from need not be kept for that.
                     del storage._windtunnel
             self._made.clear()
+            self.meter.quiet_below = int(self.engine.limit * _QUIET)
         if (
             self._interception.is_on
             and self.is_recording
@@ -372,7 +374,8 @@ class Runtime:
             self._told.add("guard")
             warnings.warn(
                 f"windtunnel.dtr: the threshold of {format_bytes(self.settings.threshold or 0)} made one step compute"
-                f" more again than it has operators; {format_bytes(found.raised_limit_bytes)} is used from now on",
+                " more than twice as many values again as it has operators;"
+                f" {format_bytes(found.raised_limit_bytes)} is used from now on",
                 stacklevel=2,
             )
 
