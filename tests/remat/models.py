@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def _seeded(step: int) -> torch.Generator:
 def mlp() -> Task:
     widths = [64, *[128] * 8, 10]
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(0.1)]
     return Task(nn.Sequential(*layers[:-2]), _classify((512, 64)))
 

@@ -76,6 +76,7 @@ class Engine:
         self.guard = Guard()
         self.statistics = Statistics()
         self.is_in_backward = False
+        self.is_evicting = True  # False: nothing more is dropped, what is gone is still computed again
         self._threshold = settings.threshold
         self._sizes: dict[Hashable, int] = {}  # operator and shapes -> bytes it allocates
         self._largest_size = 0
@@ -89,7 +90,7 @@ class Engine:
         threshold = self.settings.threshold
         if threshold != self._threshold:  # what the guard learnt was about another one
             self._threshold = threshold
-            self.guard = Guard()
+            self.guard.floor = 0
         return max(threshold or self.host.capacity(), self.guard.floor)
 
     def is_near(self) -> bool:
@@ -158,7 +159,7 @@ class Engine:
         """Evict until `n_bytes` more fit under the limit. False: not possible."""
         limit = self.limit
         short_by = self.host.live_bytes() + n_bytes - limit
-        if short_by <= 0:
+        if short_by <= 0 or not self.is_evicting:
             return True
         if self.guard.is_tripped:
             return False
