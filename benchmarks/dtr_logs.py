@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from windtunnel.remat.foresight import plan
-from windtunnel.remat.log_replay import Baseline, Outcome, Replay, baseline_of, replay
+from windtunnel.remat.log_replay import Outcome, RecordedStep, Replay, recorded_step, replay
 from windtunnel.remat.op_log import OpLog, op_logs_in, read_op_log
 from windtunnel.remat.policy import policy_named
 
@@ -83,13 +83,13 @@ def best_published(model: str, ratio: float) -> float:
 
 
 def replayed(model: str, policy: str, ratio: float) -> Replay:
-    log, base = _log_of(model)
-    return replay(log, int(base.peak_bytes * ratio), policy_named(policy))
+    log, step = _log_of(model)
+    return replay(log, int(step.peak_bytes * ratio), policy_named(policy))
 
 
 def planned(model: str, ratio: float) -> Replay:
-    log, base = _log_of(model)
-    return plan(log, int(base.peak_bytes * ratio)).replay
+    log, step = _log_of(model)
+    return plan(log, int(step.peak_bytes * ratio)).replay
 
 
 def cell(done: Replay) -> str:
@@ -97,10 +97,10 @@ def cell(done: Replay) -> str:
 
 
 @cache
-def _log_of(model: str) -> tuple[OpLog, Baseline]:
+def _log_of(model: str) -> tuple[OpLog, RecordedStep]:
     (member,) = (name for name in op_logs_in(LOGS) if _MEMBERS[model] in name)
     log = read_op_log(LOGS, member)
-    return log, baseline_of(log)
+    return log, recorded_step(log)
 
 
 def _print_policies(only: str) -> list[str]:

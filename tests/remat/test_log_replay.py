@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks import dtr_logs
 from tests.remat.written_log import call, constant, log, mutate, release, view
-from windtunnel.remat.foresight import Foresight, Setting, plan, recorded_step
-from windtunnel.remat.log_replay import Baseline, Outcome, Replay, Stored, baseline_of, replay
+from windtunnel.remat.foresight import Foresight, Setting, plan
+from windtunnel.remat.log_replay import Outcome, Replay, Stored, recorded_step, replay
 from windtunnel.remat.op_log import Compute, OpLog, Pin
 from windtunnel.remat.policy import POLICIES, dtr, largest, lru
 
@@ -28,8 +28,9 @@ CHAIN = (
 
 
 def test_the_program_alone_frees_all_it_lets_go_of():
-    assert baseline_of(log(*CHAIN)) == Baseline(compute_ns=190, peak_bytes=40)
-    assert baseline_of(log(constant("x", 10), release("x"), call("a", "", 1, 4))).peak_bytes == 10
+    step = recorded_step(log(*CHAIN))
+    assert (step.compute_ns, step.peak_bytes) == (190, 40)
+    assert recorded_step(log(constant("x", 10), release("x"), call("a", "", 1, 4))).peak_bytes == 10
 
 
 def test_with_room_nothing_is_forgotten_or_computed_again():
@@ -238,7 +239,7 @@ class _Witness:
 @given(programs(), st.floats(0.2, 1.0), st.sampled_from(sorted(POLICIES)))
 @settings(max_examples=300, deadline=None)
 def test_a_replay_keeps_its_budget_and_ends_with_all_results(written, ratio, policy):
-    base = baseline_of(written)
+    base = recorded_step(written)
     budget = int(base.peak_bytes * ratio)
     witness = _Witness()
     done = replay(written, budget, POLICIES[policy], witness)
@@ -256,7 +257,7 @@ def test_a_replay_keeps_its_budget_and_ends_with_all_results(written, ratio, pol
 @given(programs(), st.sampled_from(sorted(POLICIES)))
 @settings(max_examples=100, deadline=None)
 def test_with_all_the_memory_of_the_program_the_overhead_is_one(written, policy):
-    base = baseline_of(written)
+    base = recorded_step(written)
     assert replay(written, base.peak_bytes, POLICIES[policy]) == Replay(
         Outcome.DONE, base.compute_ns, base.compute_ns, 0, 0, base.peak_bytes
     )
@@ -265,7 +266,7 @@ def test_with_all_the_memory_of_the_program_the_overhead_is_one(written, policy)
 @given(programs(), st.floats(0.2, 1.0))
 @settings(max_examples=40, deadline=None)
 def test_a_plan_keeps_its_budget_repeats_and_is_never_worse_than_dtr(written, ratio):
-    budget = int(baseline_of(written).peak_bytes * ratio)
+    budget = int(recorded_step(written).peak_bytes * ratio)
     found = plan(written, budget)
     assert found == plan(written, budget)
     assert found.replay.peak_bytes <= budget

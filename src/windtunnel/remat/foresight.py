@@ -23,26 +23,25 @@ from itertools import accumulate
 from math import exp, inf
 from typing import Literal
 
-from windtunnel.remat.log_replay import THRASHING, Outcome, Replay, Stored, replay
-from windtunnel.remat.op_log import Compute, Hold, OpLog, Pin, Release
+from windtunnel.remat.log_replay import (
+    THRASHING,
+    Outcome,
+    RecordedStep,
+    Replay,
+    Stored,
+    recorded_step,
+    replay,
+)
+from windtunnel.remat.op_log import OpLog
 from windtunnel.remat.policy import dtr, neighbour_cost
 
-__all__ = ["SETTINGS", "Foresight", "Plan", "RecordedStep", "Setting", "plan", "recorded_step"]
+__all__ = ["SETTINGS", "Foresight", "Plan", "Setting", "plan"]
 
 _FREE_MOMENT = 1e-3  # weight of a time at which memory is not short: small, but later is still better
 _DEAR = 0.1  # of the step's compute: ancestors that cost more are too dear to be told apart,
 _MANY = 64  # and so are those that are more
 _WORK = 60_000  # operators to replay while varying a plan: a small program can be varied more often
 _FEWEST, _MOST = 8, 48  # variations
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """What one step showed: for the n-th operator when it began and what was then in use, and who reads what."""
-
-    began_ns: tuple[int, ...]  # one more than operators: the last is the end
-    used_bytes: tuple[int, ...]  # with no budget
-    uses: tuple[tuple[int, ...], ...]  # for each storage in order, the operators that read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +92,6 @@ def plan(log: OpLog, budget: int) -> Plan:
     return _varied(best, log, budget, step)
 
 
-def recorded_step(log: OpLog) -> RecordedStep:
-    began, used, sizes, holds, storage_of = [0], [], [], [], []
-    uses: list[list[int]] = []
-    now = 0
-    for one in log.steps:
-        match one:
-            case Compute():
-                for storage in {storage_of[tensor] for tensor in one.inputs}:
-                    uses[storage].append(len(used))
-                for n_bytes, alias in zip(one.sizes, one.aliases, strict=True):
-                    storage_of.append(len(sizes) if alias < 0 else storage_of[one.inputs[alias]])
-                    if alias < 0:
-                        sizes.append(n_bytes)
-                        holds.append(0)
-                        uses.append([])
-                        now += n_bytes
-                    holds[storage_of[-1]] += 1
-                used.append(now)
-                began.append(began[-1] + one.cost_ns)
-            case Hold():
-                holds[storage_of[one.tensor]] += 1
-            case Release():
-                storage = storage_of[one.tensor]
-                holds[storage] -= 1
-                if holds[storage] == 0:
-                    now -= sizes[storage]
-            case Pin():
-                uses[storage_of[one.tensor]].append(len(used))
-    return RecordedStep(tuple(began), tuple(used), tuple(map(tuple, uses)))
-
-
 class Foresight:
     """A policy and the watcher that feeds it. Good for one replay."""
 
@@ -133,7 +101,7 @@ class Foresight:
         self.evictees: list[int] = []  # numbers of the storages it was asked to score and that went
         self._setting = setting
         self._bias = bias or {}
-        self._dear = _DEAR * step.began_ns[-1]
+        self._dear = _DEAR * step.compute_ns
         self._lost = self._ancestor_cost if setting.lost == "ancestors" else neighbour_cost
         self._shortage = _shortage_until(step, budget, setting.shortage)
         self._uses = iter(step.uses)

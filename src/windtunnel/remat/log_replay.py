@@ -23,7 +23,7 @@ from windtunnel.remat.op_log import Compute, Hold, OpLog, Pin, Release
 from windtunnel.remat.policy import Policy
 from windtunnel.remat.value import Neighbourhood, Value
 
-__all__ = ["THRASHING", "Baseline", "Outcome", "Replay", "Stored", "Watcher", "baseline_of", "replay"]
+__all__ = ["THRASHING", "Outcome", "RecordedStep", "Replay", "Stored", "Watcher", "recorded_step", "replay"]
 
 THRASHING = 2.0  # times the compute of the program alone, the limit of the published runs
 
@@ -35,11 +35,20 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """What a program needs with no budget."""
+class RecordedStep:
+    """What a step shows with no budget: when each operator began, what was in use after it, and who reads what."""
 
-    compute_ns: int
-    peak_bytes: int
+    began_ns: tuple[int, ...]  # one more than operators: the last is the end
+    used_bytes: tuple[int, ...]
+    uses: tuple[tuple[int, ...], ...]  # for each storage in order, the operators that read it
+
+    @property
+    def compute_ns(self) -> int:
+        return self.began_ns[-1]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.used_bytes, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,34 +181,36 @@ class _Failure(Exception):
         self.outcome = outcome
 
 
-def baseline_of(log: OpLog) -> Baseline:
-    """Compute and peak of the program alone: everything, constants too, is freed when the program lets go of it."""
-    storage_of: list[int] = []
-    holds: list[int] = []
-    sizes: list[int] = []
-    now = peak = compute_ns = 0
-    for step in log.steps:
-        match step:
+def recorded_step(log: OpLog) -> RecordedStep:
+    """Follow the program alone: everything, constants too, is freed when the program lets go of it."""
+    began, used, sizes, holds, storage_of = [0], [], [], [], []
+    uses: list[list[int]] = []
+    now = 0
+    for one in log.steps:
+        match one:
             case Compute():
-                compute_ns += step.cost_ns
-                for n_bytes, alias in zip(step.sizes, step.aliases, strict=True):
+                for storage in {storage_of[tensor] for tensor in one.inputs}:
+                    uses[storage].append(len(used))
+                for n_bytes, alias in zip(one.sizes, one.aliases, strict=True):
+                    storage_of.append(len(sizes) if alias < 0 else storage_of[one.inputs[alias]])
                     if alias < 0:
-                        storage_of.append(len(sizes))
                         sizes.append(n_bytes)
                         holds.append(0)
+                        uses.append([])
                         now += n_bytes
-                    else:
-                        storage_of.append(storage_of[step.inputs[alias]])
                     holds[storage_of[-1]] += 1
-                peak = max(peak, now)
+                used.append(now)
+                began.append(began[-1] + one.cost_ns)
             case Hold():
-                holds[storage_of[step.tensor]] += 1
+                holds[storage_of[one.tensor]] += 1
             case Release():
-                storage = storage_of[step.tensor]
+                storage = storage_of[one.tensor]
                 holds[storage] -= 1
                 if holds[storage] == 0:
                     now -= sizes[storage]
-    return Baseline(compute_ns, peak)
+            case Pin():
+                uses[storage_of[one.tensor]].append(len(used))
+    return RecordedStep(tuple(began), tuple(used), tuple(map(tuple, uses)))
 
 
 def replay(
@@ -221,7 +232,7 @@ class _Runtime:
         self._clock = 0
         self._n_bytes = 0
         self._peak = 0
-        self._base = baseline_of(log).compute_ns
+        self._base = sum(step.cost_ns for step in log.steps if isinstance(step, Compute))
         self._recompute_ns = 0
         self._most_recompute_ns = (most - 1) * self._base
         self._n_evictions = 0
