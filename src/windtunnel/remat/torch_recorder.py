@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if conduct == Conduct.WRITES:
             return self._write(func, traits, args, kwargs)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self.runtime.is_on_side_stream():
             return func(*args, **kwargs)
         if conduct == Conduct.PLAIN:
             return self._run(func, traits, args, kwargs)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
@@ -25,8 +23,9 @@ from windtunnel.remat.engine import Engine, Settings
 from windtunnel.remat.torch_costs import Costs
 from windtunnel.remat.torch_interception import Interception
 from windtunnel.remat.torch_meter import Meter, meter_for
-from windtunnel.remat.torch_recipe import Blank, LiveValue, Recipe, rebuild, without_modes
+from windtunnel.remat.torch_recipe import Blank, LiveValue, Recipe, without_modes
 from windtunnel.remat.torch_recorder import Recorder, value_of
+from windtunnel.remat.torch_saved_tensors import SavedTensors
 from windtunnel.remat.torch_vanishing import VanishingWeights
 from windtunnel.remat.value import Value
 from windtunnel.units import MIB, format_bytes, parse_bytes
@@ -34,37 +33,8 @@ from windtunnel.units import MIB, format_bytes, parse_bytes
 __all__ = ["Runtime", "device_bytes", "runtime_here"]
 
 _dead = ref(set())  # answers None for ever
-_FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__
 _QUIET = 0.9  # of the limit: up to here a rough count of live bytes will do
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
-
-
-class Kept:
-    """A saved tensor we leave alone. Hooks switch torch's check for changes off, so it is made here."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.version = tensor._version
-
-
-class Handle:
-    """A saved tensor whose bytes we may drop."""
-
-    __slots__ = ("dtype", "offset", "runtime", "shape", "strides", "value", "version")
-
-    def __init__(self, runtime: Runtime, value: LiveValue, tensor: torch.Tensor) -> None:
-        self.runtime = runtime
-        self.value = value
-        self.version = tensor._version
-        self.dtype = tensor.dtype
-        self.shape = tensor.shape
-        self.strides = tensor.stride()
-        self.offset = tensor.storage_offset()
-
-    def __del__(self) -> None:
-        self.runtime.let_go(self)
 
 
 class Runtime:
@@ -80,15 +50,14 @@ class Runtime:
         self.live_bytes = self.meter.live_bytes
         self.is_recording = False
         self._recorder = Recorder(self)
-        self._readers: WeakSet[LiveValue] = (
-            WeakSet()
-        )  # values whose recipes read something that is not a value
-        self._released: deque[tuple[LiveValue, int]] = deque()
+        self._readers: WeakSet[LiveValue] = WeakSet()  # their recipes read something that is not a value
         self._capacity: int | None = None
         self._vanishing = VanishingWeights()
-        self._interception = Interception(self._recorder, self.pack, self.unpack)
+        self._saved = SavedTensors(self)
+        self._interception = Interception(self._recorder, self._saved.pack, self._saved.unpack)
         self._interception.after_backward = self.end_round
         self._made: list[ref[LiveValue]] = []  # since the last backward
+        self._home_stream = None if device.type == "cpu" else torch.accelerator.current_stream()
         self._told: set[str] = set()
 
     # -- the engine's host ----------------------------------------------------------------------------------
@@ -171,82 +140,6 @@ class Runtime:
         if value is not None and value.is_resident:
             value.evict()
 
-    # -- autograd's hooks -----------------------------------------------------------------------------------
-
-    def pack(self, tensor: torch.Tensor) -> Any:
-        if tensor.grad_fn is not None:
-            # A node that saves its own result gives us the result itself: kept as it is, it would keep its node for
-            # ever. Detached it does not, and the version counter is shared.
-            tensor = tensor.detach()
-        if not self.is_recording:
-            if self._interception.is_on and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW:
-                self._wake()
-            return Kept(tensor)
-        if (
-            type(tensor) is not torch.Tensor
-            or tensor.device != self.device
-            or tensor.layout is not torch.strided
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            return Kept(tensor)
-        storage = tensor.untyped_storage()
-        value = value_of(storage)
-        if not isinstance(value, LiveValue):
-            return Kept(tensor)
-        with self.lock:
-            if _is_in_custom_function(sys._getframe().f_back):
-                # A custom function may have written into it with kernels torch does not see.
-                self.freeze(value)
-                return Kept(tensor)
-            value.storage = storage
-            storage._windtunnel = ref(value)
-            handle = Handle(self, value, tensor)
-            value.slots[id(handle)] = tensor
-            self.engine.save(value)
-        return handle
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        if type(packed) is Kept:
-            _check_version(packed.tensor, packed.version)
-            return packed.tensor
-        value = packed.value
-        with self.lock:
-            tensor = value.overwritten.get(id(packed))
-            if tensor is not None:
-                _check_version(tensor, packed.version)
-                return tensor
-            tensor = value.slots.pop(id(packed), None)
-            if tensor is not None:
-                _check_version(tensor, packed.version)
-            self.engine.fetch(value)
-            if tensor is None:
-                tensor = rebuild(value.here(), packed, self.device)
-            self._let_go_released()
-            self._tell_if_unreachable()
-        return tensor
-
-    def let_go(self, handle: Handle) -> None:
-        """Autograd no longer needs a saved tensor. May be called from anywhere, even amid our own work."""
-        try:
-            self._released.append((handle.value, id(handle)))
-            # Amid our own work (the collector may run at any time) it waits: candidates must not change underneath.
-            if not self.lock._is_owned() and self.lock.acquire(blocking=False):
-                try:
-                    self._let_go_released()
-                finally:
-                    self.lock.release()
-        except Exception:  # at the end of the interpreter anything may be gone already
-            if not sys.is_finalizing():
-                raise
-
-    def _let_go_released(self) -> None:
-        while self._released:
-            value, key = self._released.popleft()
-            value.slots.pop(key, None)
-            value.overwritten.pop(key, None)
-            self.engine.unsave(value)
-
     # -- what may not be dropped ----------------------------------------------------------------------------
 
     def freeze(self, value: LiveValue) -> None:
@@ -311,7 +204,7 @@ class Runtime:
     def end_round(self) -> None:
         """A backward has ended: let go of recipes, and if memory never came near the limit, rest until it does."""
         with self.lock:
-            self._let_go_released()
+            self._saved.let_go_released()
             for reference in self._made:
                 value = reference()
                 storage = value.weak() if value is not None and not value.saves else None
@@ -320,17 +213,20 @@ class Runtime:
                     del storage._windtunnel
             self._made.clear()
             self.meter.quiet_below = int(self.engine.limit * _QUIET)
-        if (
-            self._interception.is_on
-            and self.is_recording
-            and self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
-        ):
+        is_far_below = self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
+        if self._interception.is_on and self.is_recording and is_far_below and not self.engine.candidates():
             self.is_recording = False
             self._interception.rest()
 
-    def _wake(self) -> None:
-        self.is_recording = True
-        self._interception.resume()
+    def wake_if_near(self) -> None:
+        """Something is saved while we rest: is it time to record again?"""
+        if self._interception.is_on and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW:
+            self.is_recording = True
+            self._interception.resume()
+
+    def is_on_side_stream(self) -> bool:
+        """True on another stream than training began on: what is made there is left alone."""
+        return self._home_stream is not None and torch.accelerator.current_stream() != self._home_stream
 
     # -- when memory runs out -------------------------------------------------------------------------------
 
@@ -360,7 +256,7 @@ class Runtime:
             " the rest are weights, gradients, optimizer state and the operands of the current operator."
         )
 
-    def _tell_if_unreachable(self) -> None:
+    def tell_if_unreachable(self) -> None:
         found = self.engine.statistics
         if found.least_reached_bytes and "floor" not in self._told:
             self._told.add("floor")
@@ -378,21 +274,6 @@ class Runtime:
                 f" {format_bytes(found.raised_limit_bytes)} is used from now on",
                 stacklevel=2,
             )
-
-
-def _is_in_custom_function(frame: Any) -> bool:
-    return frame is not None and frame.f_code is _FUNCTION_APPLY
-
-
-def _check_version(tensor: torch.Tensor, expected: int) -> None:
-    """torch's own check, which hooks switch off."""
-    if tensor._version != expected:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation:"
-            f" [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {expected}"
-            " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient,"
-            " with torch.autograd.set_detect_anomaly(True)."
-        )
 
 
 def _asked_bytes(error: BaseException) -> int:
