@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench qwen world clean
+.PHONY: help demo test check bench qwen world dtr-curve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: our
 
 world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 cards: what a dry run of every rank costs
 	@$(BIN)/python -m benchmarks.world_sizes
+
+dtr-curve: $(VENV)/.dev  ## ResNet-50 on a 2080 Ti under many eviction thresholds: ours beside the published curve
+	@$(BIN)/python -m benchmarks.dtr_curve
 
 clean:  ## remove the virtual environment and outputs
 	rm -rf $(VENV) windtunnel-out*

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+from windtunnel.events.model import Signature
 from windtunnel.remat.program import Alloc, Free, Load, Op, Program, Save, Step, Unsave
 from windtunnel.remat.replayable import is_view, writes_first_input
 
@@ -27,6 +29,7 @@ class Apply:
     inputs: tuple[int, ...] = ()
     outputs: tuple[tuple[int, int], ...] = ()  # (tensor, bytes)
     written: tuple[int, ...] = ()  # inputs that it changes: they are no longer what their operator made
+    has_workspace: bool = False  # it needs scratch memory: a convolution that is more than a matrix product
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,13 @@ def _instructions(program: Program, seconds: Sequence[float], tensors: _Tensors)
                 else:
                     yield Apply("", 0.0, outputs=(output,))
             case Op():
-                name = program.signatures[action.signature].name
+                signature = program.signatures[action.signature]
                 read = storages[offsets[action.row] : offsets[action.row + 1]].tolist()
                 call = Apply(
-                    name, seconds[action.signature], outputs=tuple(made.pop(int(ids[action.row]), ()))
+                    signature.name,
+                    seconds[action.signature],
+                    outputs=tuple(made.pop(int(ids[action.row]), ())),
+                    has_workspace=_has_workspace(signature),
                 )
                 yield from _apply(call, [s for s in read if s in tensors.of_storage], tensors)
             case Save():
@@ -122,3 +128,10 @@ def _apply(call: Apply, storages: list[int], tensors: _Tensors) -> Iterator[Inst
     else:
         # Which of the tensors of a foreach operator are its targets is not told: all of them, to be safe.
         yield replace(call, inputs=inputs, written=inputs)
+
+
+def _has_workspace(signature: Signature) -> bool:
+    if "convolution" not in signature.name:
+        return False
+    place = 2 if "backward" in signature.name else 1  # of the weight
+    return place < len(signature.inputs) and prod(signature.inputs[place].shape[2:]) > 1

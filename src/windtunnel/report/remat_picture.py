@@ -37,6 +37,7 @@ def draw_remat(path: Path, result: RematResult) -> None:
             points = [point for point in curve.points if point.policy == policy]
             _draw_times(times, points, policy, colour, unit)
             _draw_peaks(peaks, points, colour, unit)
+        _draw_unlimited(times, curve)
         _draw_failures(times, curve, unit)
         _draw_limits(peaks, curve, unit)
         _draw_best(times, peaks, curve, unit)
@@ -72,6 +73,15 @@ def _draw_peaks(axes: Any, points: Sequence[Point], colour: str, unit: int) -> N
     live = [point.peak_live_bytes / unit for point in points]
     axes.plot(x, reserved, color=colour, marker="o", markersize=4, linewidth=1.4)
     axes.plot(x, live, color=colour, linewidth=1.0, linestyle=(0, (2, 2)))
+
+
+def _draw_unlimited(axes: Any, curve: Curve) -> None:
+    seconds = curve.without.step_seconds
+    axes.axhline(seconds, color=_FAINT, linewidth=0.8)
+    axes.annotate(
+        "with nothing evicted", (0, seconds), xycoords=("axes fraction", "data"), xytext=(6, -3),
+        textcoords="offset points", color=_FAINT, va="top",
+    )  # fmt: skip
 
 
 def _draw_failures(axes: Any, curve: Curve, unit: int) -> None:
@@ -118,6 +128,8 @@ def _dress(axes: Any, x_label: str, y_label: str, curve: Curve, unit: int) -> No
     sizes = sorted({(point.threshold or 0) / unit for point in curve.points})
     every = max(1, len(sizes) // 12)
     axes.set_xticks(sizes[::every], [f"{size:g}" for size in sizes[::every]])
+    room = 0.04 * (sizes[-1] - sizes[0]) or 0.5
+    axes.set_xlim(sizes[0] - room, sizes[-1] + room)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
