@@ -161,8 +161,9 @@ class Engine:
         short_by = self.host.live_bytes() + n_bytes - limit
         if short_by <= 0 or not self.is_evicting:
             return True
-        if self.guard.is_tripped:
-            return False
+        if self.guard.is_tripped:  # the threshold is given up for this round; the end of the device is not
+            limit = max(limit, self.host.capacity() - self._largest_size)
+            short_by = self.host.live_bytes() + n_bytes - limit
         start = perf_counter()
         while short_by > 0:
             victims = self._choose(short_by)

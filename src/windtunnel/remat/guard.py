@@ -1,6 +1,7 @@
 """Stop working for a threshold that cannot be held.
 
-    values computed again in one round > 2 x operators of its forward ──> no eviction until the round ends
+    values computed again in one round > 2 x operators of its forward ──> no eviction until the round ends,
+                                                                         unless the device is full
                                                                      ──> a higher limit from the next round on
 
 A budget below what the model needs makes every drop come back at once, and the work grows without the peak
