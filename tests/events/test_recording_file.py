@@ -72,7 +72,7 @@ EVENTS = {
         Collective, ids, ids, ids, storages, storages, st.booleans(), names, phases, streams, devices, names
     ),
     Wait: st.builds(Wait, ids, streams),
-    Save: st.builds(Save, ids, ids, names, phases),
+    Save: st.builds(Save, ids, ids, st.booleans(), names, phases),
     Load: st.builds(Load, ids, ids, st.booleans(), names, phases),
     Unsave: st.builds(Unsave, ids, names, phases),
     Call: st.builds(Call, ids, ids, storages, st.integers(0, 15).map(CallFlag), names, phases),
@@ -254,7 +254,7 @@ def _one_of_each():
         Group(1, (0, 8, 16), 3, 4),
         Collective(5, 0, 1, (3,), (3,), True, 2, Phase.BACKWARD, 1, 0, 6),
         Wait(5, 1),
-        Save(7, 3, 2, Phase.FORWARD),
+        Save(7, 3, True, 2, Phase.FORWARD),
         Load(7, 4, True, 2, Phase.BACKWARD),
         Unsave(7, 2, Phase.BACKWARD),
         Call(8, 0, (3, -1), CallFlag.GRAD | CallFlag.COVERS, 2, Phase.FORWARD),

@@ -72,7 +72,7 @@ def test_what_was_made_for_a_load_is_not_an_allocation_of_the_program(tmp_path):
             Call(1, 0, (), CallFlag.GRAD),
             Alloc(2, 4096),
             Return(1, (), (2,)),
-            Save(7, 2),
+            Save(7, 2, is_result=True),
             Free(2),
             Alloc(3, 4096, phase=BACK),
             Load(7, 3, is_fresh=True),

@@ -30,6 +30,7 @@ _SAVE, _LOAD, _UNSAVE = int(Kind.SAVE), int(Kind.LOAD), int(Kind.UNSAVE)
 _MADE_FOR_THIS = 1
 _SMALL = 1 << 12  # bytes of known values below which nobody would evict them
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_sequence_nr = torch._C._autograd._get_sequence_nr
 _strong = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
 
 _kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()  # by the key of the SimStorage
@@ -130,8 +131,14 @@ def _pack(tensor: Tensor) -> Tensor | _Handle:
     if kept is None or kept.sim is not sim:  # another storage was at this address
         kept = _kept[sim.key] = _Kept(sim, tensor.untyped_storage())
     handle = _Handle(tensor, kept)
-    handle.write(_SAVE, sim.id, device=sim.device_index)
+    handle.write(_SAVE, sim.id, 1 if _is_own_result(tensor) else -1, device=sim.device_index)
     return handle
+
+
+def _is_own_result(tensor: Tensor) -> bool:
+    """Whether the node that saves the tensor, the newest there is, is the one that made it."""
+    node = tensor.grad_fn
+    return node is not None and node._sequence_nr() == _sequence_nr() - 1
 
 
 def _can_be_made_again(tensor: Tensor, sim: SimStorage) -> bool:

@@ -331,7 +331,10 @@ def row_of(event: Event) -> Row:
         case Wait():
             return _row(Kind.WAIT, event.collective, stream=event.stream)
         case Save():
-            return _row(Kind.SAVE, event.handle, event.storage, module=event.module, phase=event.phase)
+            extra = 1 if event.is_result else -1
+            return _row(
+                Kind.SAVE, event.handle, event.storage, extra=extra, module=event.module, phase=event.phase
+            )
         case Load():
             extra = 1 if event.is_fresh else -1
             return _row(

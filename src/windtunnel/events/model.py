@@ -279,6 +279,7 @@ class Save:
 
     handle: int
     storage: int
+    is_result: bool = False  # of the operator that saves it, which has returned; else it is about to run
     module: int = NO_NAME
     phase: Phase = Phase.FORWARD
 
@@ -340,7 +341,7 @@ Event = (
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
 #   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
-# it; the flags of a CALL. `role` is set for ALLOC and MARK; for a
+# it and for a SAVE of the result of the operator that saves; the flags of a CALL. `role` is set for ALLOC and MARK; for a
 # COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
 # of a GROUP and what a RETURN wrote into stand in `inputs`.
 COLUMNS: dict[str, Any] = {
@@ -427,7 +428,7 @@ class Recording:
             case Kind.WAIT:
                 return Wait(subject, stream)
             case Kind.SAVE:
-                return Save(subject, value, module, Phase(phase))
+                return Save(subject, value, extra == 1, module, Phase(phase))
             case Kind.LOAD:
                 return Load(subject, value, extra == 1, module, Phase(phase))
             case Kind.UNSAVE:

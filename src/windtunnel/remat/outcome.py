@@ -42,9 +42,7 @@ class OutOfMemory:
     place: str  # "layers.3.mlp, forward"
     requested_bytes: int
     live_bytes: int
-    evictable_bytes: (
-        int  # that could still be evicted but may not be here: backward's own allocations cannot wait
-    )
+    evictable_bytes: int  # more than 0 in backward, whose own allocations cannot wait for an eviction
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ class Outcome:
     threshold: int | None
     steps: tuple[StepOutcome, ...]
     statistics: Statistics  # the engine's own, over the whole run
-    unevictable_bytes: (
-        int  # the most that was in use beside what could have been evicted: no threshold goes below
-    )
+    unevictable_bytes: int  # the most in use at any time beside what could have been evicted
+    floor_bytes: int  # the same at the operators where the runtime acts: no lower threshold can be held
     out_of_memory: OutOfMemory | None
     is_inferred: bool
 

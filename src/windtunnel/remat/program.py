@@ -77,6 +77,7 @@ class Save(NamedTuple):
     row: int
     handle: int
     storage: int
+    is_result: bool = True  # of the call that has just returned; else the next one saves it
 
 
 class Load(NamedTuple):
@@ -203,7 +204,7 @@ def _recorded(rows: list[_Row]) -> Iterator[Action]:
             case Kind.RETURN:
                 yield Return(row.index)
             case Kind.SAVE if row.subject not in vanishing:
-                yield Save(row.index, row.subject, row.value)
+                yield Save(row.index, row.subject, row.value, row.extra == 1)
             case Kind.LOAD if row.subject not in vanishing:
                 yield Load(row.index, row.subject, row.value, row.extra == 1)
             case Kind.UNSAVE if row.subject not in vanishing:

@@ -62,12 +62,12 @@ def simulate(
 def floor_bytes(
     program: p.Program, costs: ProgramCosts, settings: Settings, *, is_cuda: bool = True
 ) -> tuple[int, int]:
-    """The least a threshold can be, and the peak without any: what is never evictable, and all of it."""
+    """The thresholds worth trying: what cannot be evicted where the runtime acts, and the peak it sees there."""
     free = simulate(program, costs, replace(settings, threshold=_NO_LIMIT), is_cuda=is_cuda)
-    peak = max(step.peak_live_bytes for step in free.steps)
+    peak = max((step.peak_live_bytes for step in free.steps), default=0)
     # Just reached, so that the runtime watches but never evicts.
-    watched = simulate(program, costs, replace(settings, threshold=peak), is_cuda=is_cuda)
-    return watched.unevictable_bytes, peak
+    watched = simulate(program, costs, replace(settings, threshold=max(peak, 1)), is_cuda=is_cuda)
+    return watched.floor_bytes, watched.statistics.peak_live_bytes
 
 
 class _Simulation:
@@ -87,6 +87,7 @@ class _Simulation:
         self._call: p.Call | None = None  # that is running
         self._write: tuple[Reads, Recipe] | None = None  # what it will have written
         self._is_recording = True
+        self._is_too_late = False  # for the next call: its operator had begun when the recorder woke
         self._readers: WeakSet[SimulatedValue] = WeakSet()
         self._made: list[ref[SimulatedValue]] = []  # since the last backward
         self._steps = StepFigures(memory, self.engine.statistics)
@@ -110,7 +111,8 @@ class _Simulation:
             self._steps.end(len(self._steps.done) + 1)
         self._steps.close()
         return Outcome(
-            self.settings.threshold, tuple(self._steps.done), self.engine.statistics, self.memory.floor_bytes, failure,
+            self.settings.threshold, tuple(self._steps.done), self.engine.statistics, self.memory.unevictable_bytes,
+            self.memory.floor_bytes, failure,
             self.program.is_inferred,
         )  # fmt: skip
 
@@ -209,6 +211,9 @@ class _Simulation:
     # -- calls ----------------------------------------------------------------------------------------------
 
     def _begin_call(self, call: p.Call) -> None:
+        if self._is_too_late:
+            self._is_too_late = False
+            return
         self._call = call
         if not self._is_recording:
             return
@@ -253,6 +258,7 @@ class _Simulation:
                 recipe.results.append(None if value is None else ref(value))
             self._note_made(made, found)
         self.engine.after(key, sum(sizes), seconds, found.values, made)
+        self.memory.look()
 
     def _begin_write(self, call: p.Call) -> None:
         """References are taken before the write: they are to what it reads."""
@@ -347,6 +353,7 @@ class _Simulation:
         value = block.value
         if not self._is_recording:
             self._is_recording = self.live_bytes() > self.engine.limit * _FAR_BELOW
+            self._is_too_late = self._is_recording and not action.is_result
             value = None
         if not isinstance(value, SimulatedValue):
             self._handles[action.handle] = block  # kept as it is
@@ -368,6 +375,7 @@ class _Simulation:
                 self._hold(action.storage, block)
         if isinstance(saved, SimulatedValue):
             self._count(saved)
+            self.memory.look()
 
     def _unsave(self, action: p.Unsave) -> None:
         saved = self._handles.pop(action.handle, None)

@@ -27,7 +27,8 @@ class Memory:
     def __init__(self, allocator: Allocator | None = None) -> None:
         self.allocator = allocator
         self.evictable_bytes = 0
-        self.floor_bytes = 0  # the most in use beside what was evictable
+        self.unevictable_bytes = 0  # the most in use beside what was evictable
+        self.floor_bytes = 0  # the same, where the runtime looked
         self.peak_live_bytes = self.peak_reserved_bytes = 0
         self._live = 0
         self._n_made = 0
@@ -43,7 +44,7 @@ class Memory:
         self._live += n_bytes
         live = self.live_bytes
         self.peak_live_bytes = max(self.peak_live_bytes, live)
-        self.floor_bytes = max(self.floor_bytes, live - self.evictable_bytes)
+        self.unevictable_bytes = max(self.unevictable_bytes, live - self.evictable_bytes)
         if self.allocator is not None:
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.allocator.reserved_bytes)
         return Block(self, self._n_made, n_bytes, address)
@@ -52,6 +53,10 @@ class Memory:
         self._live -= n_bytes
         if self.allocator is not None:
             self.allocator.free(id)
+
+    def look(self) -> None:
+        """The runtime looks at how much is in use."""
+        self.floor_bytes = max(self.floor_bytes, self.live_bytes - self.evictable_bytes)
 
     def begin_step(self) -> None:
         self.peak_live_bytes = self.live_bytes
