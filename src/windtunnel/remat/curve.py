@@ -17,7 +17,7 @@ from windtunnel.remat.engine import Settings
 from windtunnel.remat.outcome import Outcome, OutOfMemory, StepOutcome
 from windtunnel.remat.program import Program, Save
 from windtunnel.remat.program_costs import ProgramCosts
-from windtunnel.remat.simulate import simulate
+from windtunnel.remat.simulate import floor_bytes, simulate
 from windtunnel.remat.thresholds import default_thresholds
 
 __all__ = ["MARGIN", "Curve", "Point", "Question", "has_backward", "trace_curve"]
@@ -102,7 +102,7 @@ class Point:
 class Curve:
     without: Point  # rematerialisation off
     points: tuple[Point, ...]  # by policy, then by threshold
-    floor_bytes: int  # the most in use at once that can never be evicted
+    floor_bytes: int  # in use at once where the runtime acts, and not to be evicted
     usable_bytes: int
 
     @property
@@ -136,25 +136,20 @@ def trace_curve(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Curve:
     """Simulate every threshold under every policy; without thresholds, those between too low and needless."""
-    floor_bytes = _floor(question)
+    settings = Settings(minimum_size=question.minimum_size)
+    least_bytes, _ = floor_bytes(question.program, question.costs, settings, is_cuda=question.is_cuda)
     without = question.ask_without()
     if thresholds is None:
         most_bytes = min(question.usable_bytes, without.peak_live_bytes)
-        thresholds = default_thresholds(floor_bytes, most_bytes).sizes
+        thresholds = default_thresholds(least_bytes, most_bytes).sizes
     total = len(thresholds) * len(policies)
     points: list[Point] = []
     for policy, threshold in product(policies, thresholds):
         on_progress(len(points), total)
         points.append(question.ask(threshold, policy))
-    return Curve(without, tuple(points), floor_bytes, question.usable_bytes)
+    return Curve(without, tuple(points), least_bytes, question.usable_bytes)
 
 
 def has_backward(program: Program) -> bool:
     """Whether autograd ever kept anything."""
     return any(isinstance(action, Save) for action in program.actions)
-
-
-def _floor(question: Question) -> int:
-    """What a threshold cannot get below: in use at once, and not to be evicted."""
-    settings = Settings(threshold=1, minimum_size=question.minimum_size)
-    return simulate(question.program, question.costs, settings, is_cuda=question.is_cuda).unevictable_bytes
