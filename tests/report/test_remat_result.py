@@ -1,0 +1,71 @@
+"""The sentences of `windtunnel remat`."""
+
+from __future__ import annotations
+
+from tests.remat.points import point
+from tests.report.remat_results import result
+from windtunnel.remat.curve import Curve
+from windtunnel.report.remat_result import CostSource, answer, assumptions, describe_failure
+from windtunnel.units import GIB
+
+
+def test_the_answer_names_the_threshold_its_price_and_its_peak():
+    assert answer(result()) == (
+        "Best threshold: 8GB (10.0% slower than without a limit, 9.00 GiB of 10.00 GiB reserved at the peak)."
+    )
+
+
+def test_a_policy_is_named_when_several_were_tried():
+    points = (point(4, 1.5, 6), point(4, 1.2, 6, policy="lru"))
+    assert answer(result(points)).startswith("Best threshold: 4GB with policy lru (20.0% slower")
+
+
+def test_a_tight_fit_is_called_one():
+    assert answer(result((point(8, 1.1, 9.8),))).endswith(
+        "leaves less than 5% of the card free: expect surprises."
+    )
+
+
+def test_a_program_that_fits_anyway_is_told_so():
+    assert answer(result(without=point(None, 1.0, 9))).endswith(
+        "Nothing has to be evicted: it fits as it is."
+    )
+
+
+def test_when_nothing_fits_the_floor_is_named():
+    points = (point(4, 1.5, 6, fits=False),)
+    assert answer(result(points)) == (
+        "No threshold of these fits in the 10.00 GiB of 2080ti-11gb; 2.00 GiB can never be evicted."
+    )
+    curve = Curve(point(None, 1.0, 18, fits=False), points, 11 * GIB, 10 * GIB)
+    assert answer(result(curve=curve)) == (
+        "No threshold fits: 11.00 GiB can never be evicted, and 2080ti-11gb has 10.00 GiB."
+    )
+
+
+def test_what_is_assumed_is_said():
+    first, second, third = assumptions(result())
+    assert first == (
+        "times of operators are a roofline of 2080ti-11gb (616 GB/s, 13.4 fp32 and 53.8 bf16 TFLOPS);"
+        " --costs FILE puts measured ones in their place"
+    )
+    assert second == "memory is torch's caching allocator on 10.00 GiB; retries and freed caches cost no time"
+    assert third.startswith("the best threshold leaves 5% of that free")
+
+
+def test_measured_costs_other_allocators_and_guesses_are_said():
+    found = list(
+        assumptions(result(costs=CostSource("c.json", 7, 9), allocator="megengine", is_inferred=True))
+    )
+    assert found[0].startswith(
+        "times are measured (c.json) for 7 of 9 kinds of operators, a roofline of 2080ti-11gb"
+    )
+    assert found[1].startswith("memory is the allocator megengine on 10.00 GiB")
+    assert "inferred" in found[3]
+
+
+def test_a_failure_says_where():
+    assert describe_failure(point(4, 1.5, 6)) == ""
+    assert describe_failure(point(4, 1.5, 6, fits=False)) == (
+        "step 1 at aten.mul.Tensor (layers.3, backward), asking for 64.00 MiB"
+    )
