@@ -64,6 +64,7 @@ SETTINGS = (
     Setting(distance=0.5, shortage=None),
     Setting(distance=0.5, size=0.8, shortage=0.0),
     Setting(distance=0.0, size=0.8),
+    Setting(distance=0.0),
 )
 
 
