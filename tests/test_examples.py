@@ -53,3 +53,9 @@ def test_checkpointing_lowers_the_peak(tmp_path, device):
     checkpointed = windtunnel(tmp_path, "checkpointed", "--device", device, script, "--checkpoint")
     peaks = [float(re.search(r"peak ([\d.]+) GiB", text).group(1)) for text in (plain, checkpointed)]
     assert peaks[1] < 0.6 * peaks[0]
+
+
+def test_training_on_less_memory_gives_the_same_losses(tmp_path):
+    output = run(tmp_path, str(_EXAMPLES / "rematerialise.py"))
+    assert "the same as without: True" in output
+    assert int(re.search(r"(\d+) tensors dropped", output).group(1)) > 0
