@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,10 +28,19 @@ class Usage:
 
 @contextmanager
 def watched() -> Iterator[Usage]:
+    """Measure what runs inside; the result is complete afterwards."""
     usage = Usage()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    # What torch.profiler.profile(profile_memory=True) does, without making a tree of all operators afterwards.
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig()
+    )
+    activities = {profiler.ProfilerActivity.CPU}
+    profiler._prepare_profiler(config, activities)
+    profiler._enable_profiler(config, activities)
+    try:
         yield usage
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    finally:
+        events = [each for each in profiler._disable_profiler().events() if each.name() == "[memory]"]
     total = 0
     for each in sorted(events, key=lambda each: each.start_ns()):
         total += each.nbytes()

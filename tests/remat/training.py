@@ -13,16 +13,29 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tests.remat.memory_events import watched
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.statistics import Statistics
+from windtunnel.remat.torch_meter import meter_for
 from windtunnel.remat.torch_runtime import Runtime
 
 CPU = torch.device("cpu")
+METER = meter_for(CPU)
 MINIMUM = 4096  # bytes: the tensors of these tests are small
+
+
+class CostByBytes:
+    """Costs that do not depend on how busy the machine is, so that decisions can be repeated."""
+
+    def seconds(self, key: Any, measured: float, operator: Any, args: Any, out: Any) -> float:
+        tensors = [each for each in tree_leaves((args, out)) if isinstance(each, torch.Tensor)]
+        return 1e-6 + 1e-9 * sum(each.nbytes for each in tensors)
+
 
 Program = Callable[[], Iterable[torch.Tensor]]
 
@@ -30,7 +43,7 @@ Program = Callable[[], Iterable[torch.Tensor]]
 @contextmanager
 def runtime(threshold: int | None, **settings: object) -> Iterator[Runtime]:
     """A runtime of its own, on inside the block; its warnings that the threshold is too low are expected."""
-    live = Runtime(Settings(threshold=threshold, **{"minimum_size": MINIMUM, **settings}), CPU)
+    live = Runtime(Settings(threshold=threshold, **{"minimum_size": MINIMUM, **settings}), CPU, CostByBytes())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "windtunnel.dtr: the threshold")
         live.start()
@@ -50,8 +63,9 @@ def run(program: Program) -> list[str]:
 
 
 def live_bytes() -> int:
+    """Bytes in use, garbage not counted."""
     gc.collect()
-    return Runtime(Settings(), CPU).meter.live_bytes()
+    return METER.live_bytes()
 
 
 def check(program: Program, *, shares: tuple[float, ...] = (0.6, 0.3), evicts: bool = True) -> Statistics:
