@@ -20,7 +20,8 @@ from windtunnel.remat.checkpointing import CheckpointPlan
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.program import Program
 from windtunnel.remat.program_costs import ProgramCosts
-from windtunnel.remat.selective import Problem, Selection, check_solver, select
+from windtunnel.remat.selective import Problem, Selection, select
+from windtunnel.remat.selective_model import check_solver
 from windtunnel.remat.simulate import simulate
 
 __all__ = ["Advice", "Dropped", "Point", "Way", "advise", "choose_budgets", "lowest_possible"]
@@ -133,7 +134,7 @@ def lowest_possible(problem: Problem) -> int:
     live = problem.kept.live_bytes.copy()
     first, end = problem.kept.first, problem.kept.first + len(live)
     change = np.zeros(len(live) + 1, np.int64)
-    for results in problem.results_of.values():
+    for results in problem.droppable.values():
         for result in (problem.lineage.results[r] for r in results):
             away, back = max(result.gone + 1, first), min(result.first_load, end)
             if away < back:
@@ -176,13 +177,15 @@ def _selected(problem: Problem, selection: Selection, every_block: Point | None)
     )
     if is_beaten:  # checkpointed blocks are a fixed set as well
         assert every_block is not None
-        gap = max(every_block.seconds / selection.bound_seconds - 1, 0.0) if selection.bound_seconds else 0.0
+        gap = max(every_block.seconds / selection.bound_seconds - 1, 0.0)
         return [replace(every_block, way="fixed set", budget_bytes=budget, gap=gap)]
     if played is None:
         return []
     point = _point("fixed set", "best fixed set", played, nothing)
     return [
-        replace(point, budget_bytes=budget, gap=selection.gap, dropped=_summary(problem, selection.dropped))
+        replace(
+            point, budget_bytes=budget, gap=selection.gap, dropped=_summary(problem, selection.choice.dropped)
+        )
     ]
 
 
@@ -192,7 +195,7 @@ def _summary(problem: Problem, dropped: Iterable[int]) -> tuple[Dropped, ...]:
         by_operator.setdefault(problem.lineage.units[unit].name, []).append(unit)
     found = []
     for operator, units in by_operator.items():
-        results = [problem.lineage.results[r] for unit in units for r in problem.results_of.get(unit, ())]
+        results = [problem.lineage.results[r] for unit in units for r in problem.droppable.get(unit, ())]
         seconds = sum(problem.lineage.units[unit].seconds for unit in units)
         found.append(Dropped(operator, len(units), sum(r.n_bytes for r in results), seconds))
     return tuple(sorted(found, key=lambda d: (-d.n_bytes, d.operator)))

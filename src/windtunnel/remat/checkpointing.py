@@ -127,7 +127,7 @@ class CheckpointPlan(Plan):
                 self._see_call(block, action, born_in, alive)
             elif kind is Save and block >= 0:
                 self._facts[block].handles.append(action.handle)
-                self._facts[block].stop = at
+                self._facts[block].stop = at + 1
                 self._block_of_handle[action.handle] = block
             elif kind is Unsave and block >= 0 and self._block_of_handle.get(action.handle) == block:
                 self._facts[block].handles.remove(action.handle)  # its graph did not outlive the block
@@ -160,4 +160,4 @@ class _BlockFacts:
         self.inputs: list[int] = []  # storages from outside that it reads
         self.handles: list[int] = []
         self.hidden: set[int] = set()  # storages nobody but autograd can be holding until backward
-        self.stop = 0  # the action at which torch stops running it again
+        self.stop = 0  # the action before which torch stops running it again

@@ -55,11 +55,6 @@ class Lineage:
     results: list[Result]
     of_handle: dict[int, int]  # handle -> result
 
-    def is_passing(self, result: int) -> bool:
-        """Gone before backward wants anything, and not saved: to have it, it must be computed again."""
-        found = self.results[result]
-        return not found.handles and found.unit >= 0 and found.gone < found.first_load
-
 
 def trace_lineage(program: Program, costs: Costs, is_cuda: bool = False) -> Lineage:
     """Follow every storage through the program."""

@@ -1,21 +1,30 @@
-"""A fixed set of calls whose results autograd does not keep: played exactly, so that a solver's word can be checked.
+"""A fixed choice of what to drop and what to hold: played exactly, so that a solver's word can be checked.
 
-    Lineage, dropped units ──> schedule (who runs again, when) ──> StaticPlan ──> account.play ──> true time and peak
+    Lineage, Choice ──> schedule (who runs again, when) ──> StaticPlan ──> account.play ──> true time and peak
 
 Every dropped call runs again once: when backward first wants something that needs it, together with the calls
 between what is kept and what is wanted. Whatever it made is then held until its last use, by autograd or by a
-later run.
+later run. Results that autograd does not save can be held as well, if running from them is cheaper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from windtunnel.remat.account import Account, Key, Plan
 from windtunnel.remat.lineage import NEVER, Lineage, Result
 from windtunnel.remat.program import Load, Program
 
-__all__ = ["Schedule", "StaticPlan", "can_be_dropped", "make_schedule", "must_run_again"]
+__all__ = ["Choice", "Schedule", "StaticPlan", "can_be_dropped", "is_passing"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a step does otherwise than plain training."""
+
+    dropped: frozenset[int] = frozenset()  # units: what autograd saved of them is let go of
+    held: frozenset[int] = frozenset()  # results nobody saves, held until the last run that reads them
 
 
 def can_be_dropped(result: Result) -> bool:
@@ -24,12 +33,10 @@ def can_be_dropped(result: Result) -> bool:
     return is_autograds and result.unit >= 0 and not result.is_overwritten
 
 
-def must_run_again(lineage: Lineage, result: int, dropped: Collection[int]) -> bool:
-    """Whether a call that reads this result, run again, finds it gone."""
-    found = lineage.results[result]
-    if can_be_dropped(found):
-        return found.unit in dropped
-    return found.unit >= 0 and found.gone < found.first_load and (found.is_overwritten or not found.handles)
+def is_passing(result: Result) -> bool:
+    """Not saved, and gone before backward begins: it comes back only if its call runs again."""
+    is_gone = result.gone < result.first_load and (result.is_overwritten or not result.handles)
+    return is_gone and result.unit >= 0
 
 
 class Schedule:
@@ -41,26 +48,24 @@ class Schedule:
         self.last_use: dict[int, int] = {}  # result -> position in runs of the last one that reads it
 
 
-def make_schedule(program: Program, lineage: Lineage, dropped: Collection[int]) -> Schedule:
+def _make_schedule(program: Program, lineage: Lineage, choice: Choice) -> Schedule:
     schedule = Schedule()
     for at, action in enumerate(program.actions):
         if type(action) is Load and action.handle in lineage.of_handle:
             result = lineage.results[lineage.of_handle[action.handle]]
-            if can_be_dropped(result) and result.unit in dropped:
-                _run_with_parents(lineage, dropped, schedule, at, result.unit)
+            if can_be_dropped(result) and result.unit in choice.dropped:
+                _run_with_parents(lineage, choice, schedule, at, result.unit)
     return schedule
 
 
-def _run_with_parents(
-    lineage: Lineage, dropped: Collection[int], schedule: Schedule, at: int, unit: int
-) -> None:
+def _run_with_parents(lineage: Lineage, choice: Choice, schedule: Schedule, at: int, unit: int) -> None:
     """Depth first, with an explicit stack: chains may be as long as the program."""
-    waiting = [] if unit in schedule.run_of else [(unit, _missing(lineage, dropped, unit))]
+    waiting = [] if unit in schedule.run_of else [(unit, _missing(lineage, choice, unit))]
     while waiting:
         top, missing = waiting[-1]
         parent = next((each for each in missing if each not in schedule.run_of), None)
         if parent is not None:
-            waiting.append((parent, _missing(lineage, dropped, parent)))
+            waiting.append((parent, _missing(lineage, choice, parent)))
             continue
         waiting.pop()
         if top not in schedule.run_of:
@@ -70,17 +75,25 @@ def _run_with_parents(
                 schedule.last_use[result] = position
 
 
-def _missing(lineage: Lineage, dropped: Collection[int], unit: int) -> Iterator[int]:
+def _missing(lineage: Lineage, choice: Choice, unit: int) -> Iterator[int]:
     for result in lineage.units[unit].reads:
-        if must_run_again(lineage, result, dropped):
+        if _is_gone(lineage, choice, result):
             yield lineage.results[result].unit
 
 
+def _is_gone(lineage: Lineage, choice: Choice, result: int) -> bool:
+    """Whether a call that reads this result, run again, does not find it."""
+    found = lineage.results[result]
+    if can_be_dropped(found):
+        return found.unit in choice.dropped
+    return result not in choice.held and is_passing(found)
+
+
 class StaticPlan(Plan):
-    def __init__(self, program: Program, lineage: Lineage, dropped: Collection[int]) -> None:
+    def __init__(self, program: Program, lineage: Lineage, choice: Choice) -> None:
         self.lineage = lineage
-        self.dropped = dropped
-        self.schedule = make_schedule(program, lineage, dropped)
+        self.choice = choice
+        self.schedule = _make_schedule(program, lineage, choice)
         self._next = 0  # of the runs
         self._open: dict[int, int] = {}  # result -> handles autograd has on it
         self._extended = self._find_extended()  # action -> results to hold on to before it
@@ -97,7 +110,7 @@ class StaticPlan(Plan):
 
     def _comes_again(self, result: int) -> bool:
         unit = self.lineage.results[result].unit
-        return unit in self.schedule.run_of and must_run_again(self.lineage, result, self.dropped)
+        return unit in self.schedule.run_of and _is_gone(self.lineage, self.choice, result)
 
     def begin(self, account: Account) -> None:
         self.account = account
@@ -171,4 +184,4 @@ class StaticPlan(Plan):
         if result is None:
             return None
         found = self.lineage.results[result]
-        return result if can_be_dropped(found) and found.unit in self.dropped else None
+        return result if can_be_dropped(found) and found.unit in self.choice.dropped else None
