@@ -32,6 +32,11 @@ OPTIONS = {
         "--memory-tracker", "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose",
         "--world-size", "-m", "-v", "script", "arguments",
     ],
+    "remat": [
+        "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",
+        "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose", "--world-size", "-m", "-v", "script",
+        "arguments",
+    ],
     "replay": ["--allocator", "--device", "--json", "files"],
     "view": ["directory"],
     "devices": ["--json", "--toml"],
@@ -55,7 +60,7 @@ def test_the_options_of_a_verb_are_frozen(verb):
     assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
 
 
-@pytest.mark.parametrize("verb", ["run", "replay"])
+@pytest.mark.parametrize("verb", ["run", "remat", "replay"])
 def test_the_page_of_a_verb_names_every_option(verb):
     page = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
     assert [option for option in OPTIONS[verb] if option.startswith("-") and option not in page] == []

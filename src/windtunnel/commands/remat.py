@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.commands.remat_source import RematSource, open_recording
-from windtunnel.commands.request import conf_of_environment
+from windtunnel.commands.request import RunRequest, conf_of_environment
 from windtunnel.commands.run import read_request
 from windtunnel.commands.run_folder import prepare_folder
 from windtunnel.commands.screen import Screen
@@ -49,7 +49,7 @@ __all__ = ["add_arguments", "run"]
 _STEPS = 3
 _PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
 _ALL = "all"
-_FILES = ("remat.json", "remat.png", "remat.svg")
+_OUT = "windtunnel-out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,18 +96,18 @@ def run(args: argparse.Namespace) -> int:
     minimum_size = parse_bytes(args.minimum_size)
     table = _read_costs(args.costs) if args.costs is not None else None
     source = _from_recording(args) if _is_recording(args) else None
-    device = find_device(args.device or (source.device if source else None) or DEFAULT_DEVICE)
-    _check_device(device, args.device)
+    request = _request(args) if source is None else None
+    device = _device(args, source)
     thresholds = parse_thresholds(args.thresholds, device.memory_bytes) if args.thresholds else None
     allocator = args.allocator or device.allocator
     Allocator.from_spec(allocator)
-    folder = Path(args.out or "windtunnel-out") if source is None or args.out else None
+    folder = Path(args.out or _OUT) if request is not None or args.out else None
     if folder is not None:
         prepare_folder(folder, args.force)
     console = Console(stderr=args.json, highlight=False)
-    if source is None:
-        assert folder is not None  # a script always has one
-        source = _dry_run(args, folder, device, console)
+    if request is not None:
+        source = _dry_run(request, console, args.verbose)
+    assert source is not None  # read, or recorded just now
     program = _program_of(source)
     question = Question(
         program,
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         minimum_size=minimum_size,
         is_sampling=args.sampling,
     )
-    with _progress(console) as on_progress:
+    with _progress() as on_progress:
         curve = trace_curve(question, policies, thresholds.sizes if thresholds else None, on_progress)
     result = RematResult(
         __version__, source.subject, source.rank, source.world_size, device, allocator, program.n_steps,
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(remat_text(result))
     else:
         console.print(render_remat(result))
-        print(_next(args, folder, source, curve))
+        print(f"\n{_next(args, folder, curve)}")
     return 0 if curve.fits else 4
 
 
@@ -147,12 +147,15 @@ def _policies(name: str) -> tuple[str, ...]:
     return (name,)
 
 
-def _check_device(device: DeviceProfile, text: str | None) -> None:
-    if device.kind == "cpu" and "mem=" not in (text or ""):
+def _device(args: argparse.Namespace, source: RematSource | None) -> DeviceProfile:
+    """The card that was asked for, or that of the recording."""
+    device = find_device(args.device or (source.device if source is not None else None) or DEFAULT_DEVICE)
+    if device.kind == "cpu" and "mem=" not in (args.device or ""):
         raise UsageError(
             "the CPU has no memory of its own that a threshold could be compared with",
             hint="name a card, or say how much there is: --device cpu:mem=16GiB",
         )
+    return device
 
 
 def _read_costs(path: Path) -> CostTable:
@@ -204,41 +207,47 @@ def _from_recording(args: argparse.Namespace) -> RematSource:
     return open_recording(Path(args.script), args.rank)
 
 
-def _dry_run(args: argparse.Namespace, folder: Path, device: DeviceProfile, console: Console) -> RematSource:
-    """Run the script as one rank, and record what autograd saves."""
+def _request(args: argparse.Namespace) -> RunRequest:
+    """The dry run of one rank that records what autograd saves."""
     options = argparse.Namespace(**vars(args))
     options.device = args.device or DEFAULT_DEVICE
-    options.ranks, options.out = "auto", str(folder)
-    options.rank = args.rank if args.rank is not None else _only_rank(args)
-    options.steps = args.steps if args.steps is not None else _STEPS
-    options.level = 0  # memory is what the simulation below is for
+    options.ranks, options.out = "auto", args.out or _OUT
+    options.steps = _STEPS if args.steps is None else args.steps
+    options.level = 0  # memory is what the simulation is for
     options.jobs, options.executor = None, "local"
     options.memory_tracker = options.snapshot = options.library_buffers = False
-    request = replace(read_request(options), is_recording_saves=True, device=device, writes_blocks=False)
-    with Screen(console, request, shows_every_rank=args.verbose) as screen:
+    request = read_request(options)
+    return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
+
+
+def _dry_run(request: RunRequest, console: Console, shows_every_rank: bool) -> RematSource:
+    """Run the script."""
+    assert request.ranks is not None  # _request chose one
+    rank = request.ranks[0]
+    with Screen(console, request, shows_every_rank=shows_every_rank) as screen:
         simulation = simulate(request, screen.on_line, screen.watch)
     screen.show_failures(simulation.result)
-    assert request.ranks is not None  # one rank was asked for
-    rank = request.ranks[0]
+    found = next(result for result in simulation.result.ranks if result.rank == rank)
     if simulation.exit_code not in (0, 4):
-        found = next((r.error for r in simulation.result.ranks if r.error), None)
         error = ScriptError(
-            found or "the dry run did not come to its end",
-            hint=f"less {folder}/rank{rank}/run.log has all it said",
+            found.error or "the dry run did not come to its end",
+            hint=f"less {request.folder}/rank{rank}/run.log   (everything the script said)",
         )
         error.exit_code = simulation.exit_code
         raise error
-    source = open_recording(folder, rank)
-    return replace(source, subject=args.script, world_size=request.world_size)
-
-
-def _only_rank(args: argparse.Namespace) -> int | None:
-    """Rank 0 of a world; None leaves the choice to the environment (RANK)."""
-    return 0 if (args.world_size or 1) > 1 else None
+    source = open_recording(request.folder, rank)
+    made_up = [f"{value.what} at {value.where}" for value in found.unknown_values]
+    notes = (f"values a dry run cannot know were made up: {', '.join(made_up[:3])}",) if made_up else ()
+    return replace(source, subject=request.script, world_size=request.world_size, notes=notes)
 
 
 def _program_of(source: RematSource) -> Program:
     program = read_program(source.recording)
+    if not has_backward(program) and not source.recording.is_complete:
+        raise CorruptFile(
+            f"{source.subject} was cut off before its first backward",
+            hint="record it again, to the end of a step",
+        )
     if not has_backward(program):
         raise UsageError(
             f"{source.subject} never ran backward, so there is nothing to compute again",
@@ -265,44 +274,43 @@ def _notes(program: Program, thresholds: Thresholds | None, device: DeviceProfil
 def _write(folder: Path, result: RematResult) -> RematResult:
     """Write the files; a picture that cannot be drawn is a note."""
     try:
-        for name in _FILES[1:]:
+        for name in ("remat.png", "remat.svg"):
             draw_remat(folder / name, result)
     except MissingFramework as error:
         result = replace(result, notes=(*result.notes, f"no picture was drawn: {error}"))
     except OSError as error:
         result = replace(result, notes=(*result.notes, f"no picture was drawn: {error.strerror or error}"))
+    path = folder / "remat.json"
     try:
-        write_remat(folder / _FILES[0], result)
+        write_remat(path, result)
     except OSError as error:
         raise UsageError(
-            f"cannot write {folder / _FILES[0]}: {error.strerror or error}",
-            hint="name another folder with --out",
+            f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
         ) from error
     return result
 
 
-def _next(args: argparse.Namespace, folder: Path | None, source: RematSource, curve: Curve) -> str:
+def _next(args: argparse.Namespace, folder: Path | None, curve: Curve) -> str:
     where = shlex.quote(str(folder if folder is not None else args.script))
-    device = f" --device {shlex.quote(args.device)}" if args.device and folder is None else ""
+    device = f" --device {shlex.quote(args.device)}" if args.device else ""
+    others = f"windtunnel remat{device} --policy {_ALL} {where}"
     best = curve.best
-    lines = []
     if best is None:
-        return f"\nnext: windtunnel remat --policy all{device} {where}   (or a smaller micro-batch)"
-    lines.append(
-        f'\nnext: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{write_size(best.threshold or 0)}"; dtr.enable()'
-    )
-    lines[0] += "   (in the script, before training)"
-    if len(curve.policies) == 1:
-        lines.append(
-            f"      windtunnel remat --policy all{device} {where}   (other policies, without running it again)"
-        )
-    else:
-        lines[0] = lines[0].replace("; dtr.enable()", f'; dtr.policy = "{best.policy}"; dtr.enable()')
+        return f"next: {others}   (or a smaller micro-batch)"
+    is_one = len(curve.policies) == 1
+    policy = "" if is_one else f' dtr.policy = "{best.policy}";'
+    size = write_size(best.threshold or 0)
+    lines = [
+        f'next: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{size}";{policy} dtr.enable()'
+        "   (in the script, before training)"
+    ]
+    if is_one:
+        lines.append(f"      {others}   (without running it again)")
     return "\n".join(lines)
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on the terminal, once it is worth showing; it vanishes when done."""
     started = time.monotonic()
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:

@@ -15,7 +15,11 @@ from windtunnel.units import format_bytes
 
 __all__ = ["CostSource", "RematResult", "answer", "assumptions", "describe_failure"]
 
-_ALLOCATORS = {"cuda": "torch's caching allocator", "npu": "torch_npu's caching allocator"}
+_ALLOCATORS = {
+    "cuda": "torch's caching allocator",
+    "cuda-expandable": "torch's caching allocator with expandable segments",
+    "npu": "torch_npu's caching allocator",
+}
 
 
 @dataclass(frozen=True)
