@@ -1,0 +1,181 @@
+"""The advisor's answer in a terminal and for programs: every way to compute again, and which one to take.
+
+Advice ──> render_advice ──> table, what the best set drops, the sentence
+       └─> advice_document ──> JSON
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.remat.advisor import Advice, Point
+from windtunnel.units import format_bytes, format_us
+
+__all__ = ["advice_document", "recommend", "render_advice"]
+
+_OPERATORS = 4  # of a best set, named below the table
+_NO_BOUND = 1.0  # a gap this large says nothing
+
+
+def render_advice(advice: Advice) -> RenderableType:
+    """Everything about one program, for a terminal."""
+    chosen = recommended(advice)
+    parts: list[RenderableType] = [_table(advice, chosen)]
+    parts += (Text(line) for line in _below(advice))
+    fits = chosen is not None
+    return Group(*parts, Text(), Text(recommend(advice), style="bold" if fits else "bold red"))
+
+
+def advice_document(advice: Advice) -> dict[str, Any]:
+    """The same for programs."""
+    chosen = recommended(advice)
+    points = [_point_document(advice, point) for point in advice.points]
+    return {
+        "format": 1,
+        "device_bytes": advice.device_bytes,
+        "budgets_bytes": list(advice.budgets),
+        "blocks": advice.blocks,
+        "lowest_possible_bytes": advice.lowest_bytes,
+        "saves_are_inferred": advice.is_inferred,
+        "points": points,
+        "recommended": advice.points.index(chosen) if chosen is not None else None,
+        "answer": recommend(advice),
+    }
+
+
+def recommended(advice: Advice) -> Point | None:
+    """The fastest that fits and can be had today: plain training, checkpointed blocks or windtunnel.dtr."""
+    return advice.best(("nothing", "blocks", "dtr"), advice.device_bytes)
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def _table(advice: Advice, chosen: Point | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("way")
+    for heading in ("budget", "peak live", "step", "extra"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("fits?", no_wrap=True)
+    table.add_column("")
+    last = ""
+    for point in advice.points[:1] + advice.of("blocks") + advice.of("fixed set") + advice.of("dtr"):
+        if last and point.way != last:
+            table.add_section()
+        last = point.way
+        fits = point.peak_bytes <= advice.device_bytes
+        style = "bold green" if point is chosen else "" if fits else "dim"
+        budget = format_bytes(point.budget_bytes) if point.budget_bytes else ""
+        table.add_row(
+            point.label, budget, format_bytes(point.peak_bytes), format_us(point.seconds * 1e6), _extra(point),
+            "yes" if fits else "no", _remark(point), style=style,
+        )  # fmt: skip
+    return table
+
+
+def _extra(point: Point) -> str:
+    return "" if point.way == "nothing" else f"{point.slowdown - 1:+.1%}"
+
+
+def _remark(point: Point) -> str:
+    if point.way == "dtr" and point.budget_bytes is not None and point.peak_bytes > point.budget_bytes:
+        return "over the budget"
+    if point.way == "dtr":
+        return f"threshold {format_bytes(point.threshold_bytes)}"
+    if point.way == "fixed set" and point.gap >= _NO_BOUND:
+        return "not solved in time"
+    if point.way == "fixed set":
+        return "optimal" if point.gap < 5e-4 else f"within {point.gap:.1%} of the best"
+    return ""
+
+
+def _below(advice: Advice) -> Iterator[str]:
+    yield f"checkpointed: {advice.blocks}"
+    best = advice.best(("fixed set",), advice.device_bytes)
+    if best is not None and best.dropped:
+        named = [f"{d.n_calls} x {d.operator} ({format_bytes(d.n_bytes)})" for d in best.dropped[:_OPERATORS]]
+        more = len(best.dropped) - _OPERATORS
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"the best fixed set at {format_bytes(best.peak_bytes)} computes again: {', '.join(named)}{rest}"
+    yield f"no plan can go below {format_bytes(advice.lowest_bytes)} live"
+    if advice.is_inferred:
+        yield "what autograd saves was guessed: run `windtunnel remat` on the script itself to record it"
+
+
+# -- the sentence -------------------------------------------------------------------------------------------
+
+
+def recommend(advice: Advice) -> str:
+    """What to do on this device, with numbers."""
+    nothing, device = advice.nothing, format_bytes(advice.device_bytes)
+    if nothing.peak_bytes <= advice.device_bytes:
+        return (
+            f"Nothing has to be computed again: {format_bytes(nothing.peak_bytes)} live of {device} usable."
+        )
+    chosen = recommended(advice)
+    best = advice.best(("fixed set",), advice.device_bytes)
+    if chosen is None:
+        return _too_large(advice, best)
+    sentence = f"{_how(advice, chosen)}: {_costs(chosen)}"
+    others = [f"{_short(p)} {p.slowdown - 1:+.1%}" for p in _others(advice, chosen)]
+    if best is not None and best.slowdown < chosen.slowdown:
+        others.append(f"the best fixed set {best.slowdown - 1:+.1%}")
+    against = f"; {', '.join(others)}" if others else ""
+    return f"{sentence}{against}. Without, {format_bytes(nothing.peak_bytes)} are live and {device} usable."
+
+
+def _too_large(advice: Advice, best: Point | None) -> str:
+    least = min(advice.points, key=lambda p: p.peak_bytes)
+    device = format_bytes(advice.device_bytes)
+    if best is not None:
+        return (
+            f"Only a fixed set fits {device}: {_costs(best)}; checkpointing and windtunnel.dtr do not reach it, so"
+            " lower the micro-batch or shard the model."
+        )
+    return (
+        f"Nothing fits {device}: the least is {format_bytes(least.peak_bytes)} ({_short(least)}), so lower the"
+        " micro-batch or shard the model."
+    )
+
+
+def _others(advice: Advice, chosen: Point) -> Iterator[Point]:
+    for way in ("blocks", "dtr"):
+        found = advice.best((way,), advice.device_bytes)  # type: ignore[arg-type]
+        if way != chosen.way and found is not None:
+            yield found
+
+
+def _how(advice: Advice, point: Point) -> str:
+    if point.way == "dtr":
+        return f"Use windtunnel.dtr with a threshold of {format_bytes(point.threshold_bytes)}"
+    return f"Use torch.utils.checkpoint on {_blocks(point, advice.n_blocks)} ({advice.blocks})"
+
+
+def _blocks(point: Point, n_blocks: int) -> str:
+    return "every block" if point.n_blocks == n_blocks else f"the first {point.n_blocks} of {n_blocks} blocks"
+
+
+def _short(point: Point) -> str:
+    return {"nothing": "plain training", "blocks": "checkpointing", "dtr": "windtunnel.dtr"}.get(
+        point.way, "the best fixed set"
+    )
+
+
+def _costs(point: Point) -> str:
+    return f"{point.slowdown - 1:+.1%} time, {format_bytes(point.peak_bytes)} live"
+
+
+def _point_document(advice: Advice, point: Point) -> dict[str, Any]:
+    document = asdict(point)
+    document["gap"] = round(point.gap, 6) if point.gap < _NO_BOUND else None
+    document["slowdown"] = round(point.slowdown, 6)
+    document["fits"] = point.peak_bytes <= advice.device_bytes
+    document["dropped"] = [asdict(dropped) for dropped in point.dropped]
+    return document
