@@ -64,8 +64,9 @@ class _Switchboard:
 
     def set_threshold(self, size: int | str | None) -> None:
         """None and 0: no threshold, act only when an allocation does not fit."""
-        self.settings.threshold = _bytes("eviction_threshold", size or 0) or None
-        self.written_threshold = size or 0
+        size = 0 if size is None else size
+        self.settings.threshold = _bytes("eviction_threshold", size) or None
+        self.written_threshold = size
 
     def set_minimum(self, size: int | str) -> None:
         self.settings.minimum_size = _bytes("evictee_minimum_size", size)
