@@ -98,7 +98,7 @@ def test_a_recording_gives_a_table_the_best_threshold_and_what_to_do_next(chain,
     assert "never evicted: 12.00 MiB" in out
     assert "Best threshold: 16MB" in out
     assert 'next: import windtunnel.dtr as dtr; dtr.eviction_threshold = "16MB"; dtr.enable()' in out
-    assert f"windtunnel remat --device {CARD} --policy all recording.arrows" in out
+    assert f"windtunnel remat --device {CARD} --allocator cpu --policy all recording.arrows" in out
     assert [path.name for path in here.iterdir()] == [chain]  # nothing is written unless --out says where
 
 
@@ -137,7 +137,19 @@ def test_exit_code_4_when_no_threshold_fits(chain, capsys):
     assert main(["remat", "--device", small, "--allocator", "cpu", chain]) == 4
     out = capsys.readouterr().out
     assert "No threshold fits: 12.00 MiB can never be evicted, and 2080ti-11gb has 8.00 MiB." in out
-    assert "next: windtunnel remat" in out
+    assert (
+        f"next: windtunnel remat --device {small} --allocator cpu --policy all recording.arrows   (or a"
+        in out
+    )
+    assert main(["remat", "--device", small, chain]) == 4
+    assert (
+        f"--device {small} --allocator cuda-expandable recording.arrows   (do exp" in capsys.readouterr().out
+    )
+
+
+def test_settings_the_prediction_rests_on_are_part_of_what_to_do_next(chain, capsys):
+    assert main(["remat", "--device", "2080ti-11gb", "--allocator", "cuda-expandable", chain]) == 0
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   (in the environment" in capsys.readouterr().out
 
 
 def test_thresholds_are_chosen_when_none_are_given(chain, capsys):

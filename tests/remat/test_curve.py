@@ -87,7 +87,7 @@ def test_a_program_without_backward_keeps_nothing(tmp_path):
     [
         ([point(4, 1.5, 50), point(5, 1.2, 60), point(6, 1.1, 90)], 2),  # the fastest that leaves 5 % free
         ([point(4, 1.5, 50), point(5, 1.2, 60), point(6, 1.1, 96)], 1),  # 96 of 100 is too close
-        ([point(4, 1.5, 96), point(5, 1.2, 99)], 1),  # nothing leaves 5 %: the fastest that fits
+        ([point(4, 1.5, 96), point(5, 1.2, 99)], 0),  # nothing leaves 5 %: what leaves most
         ([point(4, 1.1, 60), point(5, 1.1, 50)], 1),  # as fast: the lower peak
         ([point(4, 1.104, 50), point(5, 1.1, 60)], 0),  # half a percent is as fast
         ([point(4, 1.11, 50), point(5, 1.1, 60)], 1),

@@ -22,7 +22,7 @@ def test_a_policy_is_named_when_several_were_tried():
 
 def test_a_tight_fit_is_called_one():
     assert answer(result((point(8, 1.1, 9.8),))).endswith(
-        "leaves less than 5% of the card free: expect surprises."
+        "leaves less than 5% of the card free, as all do: expect surprises."
     )
 
 

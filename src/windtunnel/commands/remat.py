@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(remat_text(result))
     else:
         console.print(render_remat(result))
-        print(f"\n{_next(args, folder, curve)}")
+        print(f"\n{_next(args, folder, allocator, curve)}")
     return 0 if curve.fits else 4
 
 
@@ -290,11 +290,15 @@ def _write(folder: Path, result: RematResult) -> RematResult:
     return result
 
 
-def _next(args: argparse.Namespace, folder: Path | None, curve: Curve) -> str:
+def _next(args: argparse.Namespace, folder: Path | None, allocator: str, curve: Curve) -> str:
     where = shlex.quote(str(folder if folder is not None else args.script))
     device = f" --device {shlex.quote(args.device)}" if args.device else ""
-    others = f"windtunnel remat{device} --policy {_ALL} {where}"
+    chosen = f" --allocator {shlex.quote(args.allocator)}" if args.allocator else ""
+    others = f"windtunnel remat{device}{chosen} --policy {_ALL} {where}"
     best = curve.best
+    if best is None and allocator == "cuda":
+        expandable = f"windtunnel remat{device} --allocator cuda-expandable {where}"
+        return f"next: {expandable}   (do expandable segments make it fit?)"
     if best is None:
         return f"next: {others}   (or a smaller micro-batch)"
     is_one = len(curve.policies) == 1
@@ -304,6 +308,10 @@ def _next(args: argparse.Namespace, folder: Path | None, curve: Curve) -> str:
         f'next: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{size}";{policy} dtr.enable()'
         "   (in the script, before training)"
     ]
+    if allocator == "cuda-expandable":
+        lines.append(
+            "      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   (in the environment, as simulated)"
+        )
     if is_one:
         lines.append(f"      {others}   (without running it again)")
     return "\n".join(lines)

@@ -2,8 +2,8 @@
 
     Program, thresholds, policies ──> simulate each ──> Curve(without, points) ──> best
 
-The best one is the fastest that leaves a margin of the card free; among equally fast ones, the one with the lowest
-peak. What is not simulated (workspaces of kernels, other users of the card) lives in the margin.
+The best one is the fastest that leaves a margin of the card free; among equally fast ones, and if none leaves that
+much, the one with the lowest peak. What is not simulated (workspaces of kernels, other users of the card) lives in the margin.
 """
 
 from __future__ import annotations
@@ -117,9 +117,11 @@ class Curve:
     def best(self) -> Point | None:
         """The threshold to take; None if none fits."""
         fitting = [point for point in self.points if point.fits]
-        safe = [point for point in fitting if self.has_margin(point)] or fitting
-        if not safe:
-            return None
+        safe = [point for point in fitting if self.has_margin(point)]
+        if not safe:  # then room is worth more than time
+            return min(
+                fitting, key=lambda point: (point.peak_reserved_bytes, point.step_seconds), default=None
+            )
         fastest = min(point.step_seconds for point in safe)
         equal = [point for point in safe if point.step_seconds <= fastest * (1 + _AS_FAST)]
         return min(equal, key=lambda point: (point.peak_reserved_bytes, point.step_seconds))

@@ -61,7 +61,9 @@ def answer(result: RematResult) -> str:
     )
     sentence = f"Best threshold: {write_size(best.threshold or 0)}{many} ({gain}, {peak})."
     if not curve.has_margin(best):
-        sentence += f" It fits, but leaves less than {MARGIN:.0%} of the card free: expect surprises."
+        sentence += (
+            f" It fits, but leaves less than {MARGIN:.0%} of the card free, as all do: expect surprises."
+        )
     if curve.without.fits and curve.has_margin(curve.without):
         sentence += " Nothing has to be evicted: it fits as it is."
     return sentence
