@@ -18,11 +18,11 @@ $(BIN)/python:
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "installing windtunnel and what the demo needs into $(VENV) (about a minute, once)"
 	@$(PIP) "$(TORCH)" numpy
-	@$(PIP) -e ".[torch,plot,demo]"
+	@$(PIP) -e ".[torch,plot,plan,demo]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP) -e ".[torch,plot,demo,dev]"
+	@$(PIP) -e ".[torch,plot,plan,demo,dev]"
 	@touch $@
 
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit

@@ -66,8 +66,8 @@ class Advice:
     points: tuple[Point, ...]  # nothing dropped is the first
     blocks: str  # which were checkpointed
     n_blocks: int
-    lowest_bytes: int  # no plan goes below
-    impossible_bytes: int  # the largest budget proven to be out of a fixed set's reach; 0: none
+    lowest_bytes: int  # in use at some moment whatever is dropped
+    unreached_bytes: int  # the largest budget out of a fixed set's reach; 0: all were kept
     is_inferred: bool  # what autograd saves was guessed
 
     @property
@@ -114,18 +114,18 @@ def advise(
         say(f"{n_blocks} of {len(blocks)} blocks checkpointed", 0.0)
         points.append(_checkpointed(problem, blocks, n_blocks))
     every_block = points[-1] if blocks else None
-    lowest = lowest_possible(problem)
+    lowest = min(lowest_possible(problem), *(point.peak_bytes for point in points))
     asked = tuple(sorted(set(budgets or choose_budgets(problem, device_bytes, every_block)), reverse=True))
-    impossible = 0
+    unreached = 0
     for i, budget in enumerate(asked):
         say(f"best set within {budget:,} bytes", (2 * i + 1) / (2 * len(asked) + 1))
         selection = select(problem, budget, time_limit_s / len(asked))
-        impossible = max(impossible, budget if selection.is_impossible else 0)
+        unreached = max(unreached, budget if selection.played is None else 0)
         points += _selected(problem, selection, every_block)
         say(f"windtunnel.dtr within {budget:,} bytes", (2 * i + 2) / (2 * len(asked) + 1))
         points.append(_dtr(program, costs, settings or Settings(), budget, nothing, is_cuda))
     return Advice(
-        device_bytes, asked, tuple(points), name_blocks(blocks), len(blocks), lowest, impossible, program.is_inferred
+        device_bytes, asked, tuple(points), name_blocks(blocks), len(blocks), lowest, unreached, program.is_inferred
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _draw_nothing(axes: Any, advice: Advice, unit: int) -> None:
 def _draw_limits(axes: Any, advice: Advice, unit: int) -> None:
     low, high = advice.lowest_bytes, advice.nothing.peak_bytes
     axes.axvline(low / unit, color=_FAINT, linewidth=0.8, linestyle=":")
-    axes.annotate("no plan goes below", (low / unit, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
+    axes.annotate("in use whatever is dropped", (low / unit, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
                   textcoords="offset points", rotation=90, va="top", color=_FAINT, fontsize=7)  # fmt: skip
     if low / 2 <= advice.device_bytes <= 1.5 * high:  # elsewhere it would press all else together
         axes.axvline(advice.device_bytes / unit, color=_RED, linestyle=(0, (5, 3)), linewidth=1.2)

@@ -18,7 +18,7 @@ from rich.text import Text
 from windtunnel.remat.advisor import Advice, Point
 from windtunnel.units import format_bytes, format_us
 
-__all__ = ["advice_document", "recommend", "render_advice"]
+__all__ = ["advice_document", "recommend", "recommended", "render_advice"]
 
 _OPERATORS = 4  # of a best set, named below the table
 _NO_BOUND = 1.0  # a gap this large says nothing
@@ -42,7 +42,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
         "device_bytes": advice.device_bytes,
         "budgets_bytes": list(advice.budgets),
         "blocks": advice.blocks,
-        "lowest_possible_bytes": advice.lowest_bytes,
+        "in_use_whatever_is_dropped_bytes": advice.lowest_bytes,
         "saves_are_inferred": advice.is_inferred,
         "points": points,
         "recommended": advice.points.index(chosen) if chosen is not None else None,
@@ -104,7 +104,9 @@ def _below(advice: Advice) -> Iterator[str]:
         more = len(best.dropped) - _OPERATORS
         rest = f" and {more} more" if more > 0 else ""
         yield f"the best fixed set at {format_bytes(best.peak_bytes)} computes again: {', '.join(named)}{rest}"
-    yield f"no plan can go below {format_bytes(advice.lowest_bytes)} live"
+    yield f"in use whatever is dropped: {format_bytes(advice.lowest_bytes)}"
+    if advice.unreached_bytes:
+        yield f"no fixed set was found within {format_bytes(advice.unreached_bytes)}: each call runs again at most once"
     if advice.is_inferred:
         yield "what autograd saves was guessed: run `windtunnel remat` on the script itself to record it"
 
@@ -155,11 +157,9 @@ def _others(advice: Advice, chosen: Point) -> Iterator[Point]:
 def _how(advice: Advice, point: Point) -> str:
     if point.way == "dtr":
         return f"Use windtunnel.dtr with a threshold of {format_bytes(point.threshold_bytes)}"
-    return f"Use torch.utils.checkpoint on {_blocks(point, advice.n_blocks)} ({advice.blocks})"
-
-
-def _blocks(point: Point, n_blocks: int) -> str:
-    return "every block" if point.n_blocks == n_blocks else f"the first {point.n_blocks} of {n_blocks} blocks"
+    is_all = point.n_blocks == advice.n_blocks
+    which = "every one of" if is_all else f"the first {point.n_blocks} of"
+    return f"Use torch.utils.checkpoint on {which} the {advice.blocks}"
 
 
 def _short(point: Point) -> str:

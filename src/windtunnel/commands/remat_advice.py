@@ -1,0 +1,95 @@
+"""`windtunnel remat --advise`: checkpointing, the best fixed set and windtunnel.dtr on the same recording.
+
+Program, costs, card ──> advise ──> table | JSON, and DIR/advice.json, advice.png, advice.svg
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from windtunnel.devices import DeviceProfile
+from windtunnel.errors import MissingFramework, UsageError
+from windtunnel.remat.advisor import Advice, advise
+from windtunnel.remat.engine import Settings
+from windtunnel.remat.program import Program
+from windtunnel.remat.program_costs import ProgramCosts
+from windtunnel.report.advisor_picture import draw_advice
+from windtunnel.report.advisor_table import advice_document, recommended, render_advice
+
+__all__ = ["give_advice"]
+
+_SOLVER_S = 30.0  # for all budgets together
+
+
+def give_advice(
+    program: Program,
+    costs: ProgramCosts,
+    device: DeviceProfile,
+    settings: Settings,
+    budgets: Sequence[int] | None,
+    *,
+    subject: str,
+    folder: Path | None,
+    is_json: bool,
+) -> int:
+    """Compare, write, show; the exit code."""
+    advice = _advise(program, costs, device, settings, budgets)
+    notes = _write(folder, advice, subject) if folder is not None else []
+    if is_json:
+        sys.stdout.write(_text(advice))
+    else:
+        console = Console(highlight=False)
+        steps = f"{program.n_steps} step{'' if program.n_steps == 1 else 's'}"
+        console.print(f"{subject}: {steps} on {device.id}, time against memory", style="bold", markup=False)
+        console.print(render_advice(advice))
+        for note in notes:
+            console.print(f"note: {note}", markup=False)
+    return 0 if recommended(advice) is not None else 4
+
+
+def _advise(
+    program: Program,
+    costs: ProgramCosts,
+    device: DeviceProfile,
+    settings: Settings,
+    budgets: Sequence[int] | None,
+) -> Advice:
+    """With a bar on the terminal that vanishes when done."""
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("comparing", total=1.0)
+
+        def on_progress(text: str, share: float) -> None:
+            bar.update(task, description=text, completed=share)
+
+        return advise(
+            program, costs, device.usable_bytes, budgets, _SOLVER_S, on_progress,
+            is_cuda=device.kind == "cuda", settings=settings,
+        )  # fmt: skip
+
+
+def _write(folder: Path, advice: Advice, subject: str) -> list[str]:
+    """The files; a picture that cannot be drawn is a note."""
+    notes = []
+    try:
+        for name in ("advice.png", "advice.svg"):
+            draw_advice(folder / name, advice, subject)
+    except (MissingFramework, OSError) as error:
+        notes.append(f"no picture was drawn: {error}")
+    path = folder / "advice.json"
+    try:
+        path.write_text(_text(advice), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
+        ) from error
+    return notes
+
+
+def _text(advice: Advice) -> str:
+    return json.dumps(advice_document(advice), indent=2) + "\n"
