@@ -33,7 +33,7 @@ OPTIONS = {
         "--world-size", "-m", "-v", "script", "arguments",
     ],
     "remat": [
-        "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",
+        "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",
         "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose", "--world-size", "-m", "-v", "script",
         "arguments",
     ],

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
+from windtunnel.commands.remat_advice import check_request, give_advice
 from windtunnel.commands.remat_source import RematSource, open_recording
 from windtunnel.commands.request import RunRequest, conf_of_environment
 from windtunnel.commands.run import read_request
@@ -32,7 +33,7 @@ from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
 from windtunnel.memory import Allocator
 from windtunnel.remat.curve import Curve, Question, has_backward, trace_curve
-from windtunnel.remat.engine import BY_ADDRESS
+from windtunnel.remat.engine import BY_ADDRESS, Settings
 from windtunnel.remat.policy import POLICIES
 from windtunnel.remat.program import Program, read_program
 from windtunnel.remat.program_costs import ProgramCosts
@@ -67,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="smaller tensors are never evicted (default 1MB)",
     )
+    add("--advise", action="store_true",
+        help="compare with torch.utils.checkpoint and the best fixed set instead; needs windtunnel[plan]")  # fmt: skip
     add("--sampling", action="store_true", help="look at about sqrt(n) candidates for each eviction")
     add("--costs", type=Path, metavar="FILE", help="measured times of operators (JSON) instead of a roofline")
     add("--allocator", metavar="SPEC",
@@ -93,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Dry-run or read, simulate every threshold, show and write the curve."""
     policies = _policies(args.policy)
+    if args.advise:
+        check_request(policies)
     minimum_size = parse_bytes(args.minimum_size)
     table = _read_costs(args.costs) if args.costs is not None else None
     source = _from_recording(args) if _is_recording(args) else None
@@ -109,9 +114,16 @@ def run(args: argparse.Namespace) -> int:
         source = _dry_run(request, console, args.verbose)
     assert source is not None  # read, or recorded just now
     program = _program_of(source)
+    costs = ProgramCosts(program, device, table)
+    if args.advise:
+        settings = Settings(minimum_size=minimum_size, is_sampling=args.sampling, policy=policies[0])
+        budgets = thresholds.sizes if thresholds else None
+        return give_advice(
+            program, costs, device, settings, budgets, subject=source.subject, folder=folder, is_json=args.json
+        )
     question = Question(
         program,
-        ProgramCosts(program, device, table),
+        costs,
         _allocators(allocator, source.torch),
         device.usable_bytes,
         is_cuda=device.kind == "cuda",

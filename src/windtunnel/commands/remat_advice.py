@@ -19,12 +19,20 @@ from windtunnel.remat.advisor import Advice, advise
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.program import Program
 from windtunnel.remat.program_costs import ProgramCosts
+from windtunnel.remat.selective_model import check_solver
 from windtunnel.report.advisor_picture import draw_advice
 from windtunnel.report.advisor_table import advice_document, recommended, render_advice
 
-__all__ = ["give_advice"]
+__all__ = ["check_request", "give_advice"]
 
 _SOLVER_S = 30.0  # for all budgets together
+
+
+def check_request(policies: Sequence[str]) -> None:
+    """Before anything is run: can this be answered?"""
+    if len(policies) > 1:
+        raise UsageError("--advise compares ways to compute again, not policies", hint="name one --policy")
+    check_solver()
 
 
 def give_advice(

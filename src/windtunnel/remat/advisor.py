@@ -30,7 +30,8 @@ Way = Literal["nothing", "blocks", "fixed set", "dtr"]
 Progress = Callable[[str, float], None]
 
 _N_BUDGETS = 8
-_DTR_TRIES = 4  # to find a threshold whose peak is within a budget
+_DTR_TRIES = 6  # to find a threshold whose peak is within a budget
+_SPARE = 0.05  # of the device, for what is not counted here: fragments, workspaces of libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ class Advice:
     is_inferred: bool  # what autograd saves was guessed
 
     @property
+    def room_bytes(self) -> int:
+        """What a plan should stay within: the device, less a little for fragments and workspaces."""
+        return int(self.device_bytes * (1 - _SPARE))
+
+    @property
     def nothing(self) -> Point:
         return self.points[0]
 
@@ -109,7 +115,7 @@ def advise(
     problem = Problem(program, costs, is_cuda=is_cuda)
     nothing = problem.kept
     blocks = find_blocks(program)
-    points = [_point("nothing", "no rematerialisation", nothing, nothing)]
+    points = [_point("nothing", "plain training", nothing, nothing)]
     for n_blocks in _how_many(len(blocks)):
         say(f"{n_blocks} of {len(blocks)} blocks checkpointed", 0.0)
         points.append(_checkpointed(problem, blocks, n_blocks))
@@ -144,13 +150,14 @@ def lowest_possible(problem: Problem) -> int:
 
 
 def choose_budgets(problem: Problem, device_bytes: int, every_block: Point | None) -> list[int]:
-    """Evenly from the lowest possible to the peak; what checkpointing takes; and the device, if it is between."""
+    """Evenly from the lowest possible to the peak; what checkpointing takes; and what the device has room for."""
     lowest, peak = lowest_possible(problem), problem.kept.peak_bytes
     found = {lowest + (peak - lowest) * i // _N_BUDGETS for i in range(1, _N_BUDGETS)}
     if every_block is not None and lowest <= every_block.peak_bytes < peak:
         found.add(every_block.peak_bytes)
-    if lowest <= device_bytes < peak:
-        found.add(device_bytes)
+    room = int(device_bytes * (1 - _SPARE))
+    if lowest <= room < peak:
+        found.add(room)
     return sorted(found) or [peak]
 
 
@@ -163,7 +170,9 @@ def _how_many(n_blocks: int) -> list[int]:
 def _checkpointed(problem: Problem, blocks: tuple[Block, ...], n_blocks: int) -> Point:
     plan = CheckpointPlan(problem.program, problem.costs, blocks[:n_blocks])
     played = play(problem.program, problem.costs, plan)
-    label = "checkpoint every block" if n_blocks == len(blocks) else f"checkpoint the first {n_blocks} blocks"
+    label = (
+        "checkpoint every block" if n_blocks == len(blocks) else f"checkpoint {n_blocks}/{len(blocks)} blocks"
+    )
     return replace(_point("blocks", label, played, problem.kept), n_blocks=n_blocks)
 
 
@@ -220,7 +229,7 @@ def _dtr(
         over = step.peak_live_bytes - budget
         if over <= 0 or over >= threshold:
             break
-        threshold -= over
+        threshold -= max(over, budget // 100)
     within = [p for p in points if p.peak_bytes <= budget]
     return min(within, key=lambda p: p.seconds) if within else min(points, key=lambda p: p.peak_bytes)
 

@@ -64,7 +64,7 @@ def _coordinates(points: list[Point], unit: int) -> tuple[list[float], list[floa
 def _draw_nothing(axes: Any, advice: Advice, unit: int) -> None:
     nothing = advice.nothing
     axes.plot([nothing.peak_bytes / unit], [0], color=_INK, marker="D", markersize=6, linestyle="none",
-              label="no rematerialisation")  # fmt: skip
+              label="plain training")  # fmt: skip
 
 
 def _draw_limits(axes: Any, advice: Advice, unit: int) -> None:

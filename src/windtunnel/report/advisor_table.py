@@ -52,7 +52,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
 
 def recommended(advice: Advice) -> Point | None:
     """The fastest that fits and can be had today: plain training, checkpointed blocks or windtunnel.dtr."""
-    return advice.best(("nothing", "blocks", "dtr"), advice.device_bytes)
+    return advice.best(("nothing", "blocks", "dtr"), advice.room_bytes)
 
 
 # -- the table ----------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def recommended(advice: Advice) -> Point | None:
 def _table(advice: Advice, chosen: Point | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("way")
-    for heading in ("budget", "peak live", "step", "extra"):
+    for heading in ("peak live", "step", "extra"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fits?", no_wrap=True)
     table.add_column("")
@@ -70,14 +70,19 @@ def _table(advice: Advice, chosen: Point | None) -> Table:
         if last and point.way != last:
             table.add_section()
         last = point.way
-        fits = point.peak_bytes <= advice.device_bytes
-        style = "bold green" if point is chosen else "" if fits else "dim"
-        budget = format_bytes(point.budget_bytes) if point.budget_bytes else ""
+        fits = _fits(advice, point)
+        style = "bold green" if point is chosen else "dim" if fits == "no" else ""
         table.add_row(
-            point.label, budget, format_bytes(point.peak_bytes), format_us(point.seconds * 1e6), _extra(point),
-            "yes" if fits else "no", _remark(point), style=style,
+            point.label, format_bytes(point.peak_bytes), format_us(point.seconds * 1e6), _extra(point),
+            fits, _remark(point), style=style,
         )  # fmt: skip
     return table
+
+
+def _fits(advice: Advice, point: Point) -> str:
+    if point.peak_bytes > advice.device_bytes:
+        return "no"
+    return "yes" if point.peak_bytes <= advice.room_bytes else "just"
 
 
 def _extra(point: Point) -> str:
@@ -86,9 +91,9 @@ def _extra(point: Point) -> str:
 
 def _remark(point: Point) -> str:
     if point.way == "dtr" and point.budget_bytes is not None and point.peak_bytes > point.budget_bytes:
-        return "over the budget"
+        return f"{format_bytes(point.budget_bytes)} not reached"
     if point.way == "dtr":
-        return f"threshold {format_bytes(point.threshold_bytes)}"
+        return f"at {format_bytes(point.threshold_bytes)}"
     if point.way == "fixed set" and point.gap >= _NO_BOUND:
         return "not solved in time"
     if point.way == "fixed set":
@@ -98,7 +103,7 @@ def _remark(point: Point) -> str:
 
 def _below(advice: Advice) -> Iterator[str]:
     yield f"checkpointed: {advice.blocks}"
-    best = advice.best(("fixed set",), advice.device_bytes)
+    best = advice.best(("fixed set",), advice.room_bytes)
     if best is not None and best.dropped:
         named = [f"{d.n_calls} x {d.operator} ({format_bytes(d.n_bytes)})" for d in best.dropped[:_OPERATORS]]
         more = len(best.dropped) - _OPERATORS
@@ -117,12 +122,12 @@ def _below(advice: Advice) -> Iterator[str]:
 def recommend(advice: Advice) -> str:
     """What to do on this device, with numbers."""
     nothing, device = advice.nothing, format_bytes(advice.device_bytes)
-    if nothing.peak_bytes <= advice.device_bytes:
+    if nothing.peak_bytes <= advice.room_bytes:
         return (
             f"Nothing has to be computed again: {format_bytes(nothing.peak_bytes)} live of {device} usable."
         )
     chosen = recommended(advice)
-    best = advice.best(("fixed set",), advice.device_bytes)
+    best = advice.best(("fixed set",), advice.room_bytes)
     if chosen is None:
         return _too_large(advice, best)
     sentence = f"{_how(advice, chosen)}: {_costs(chosen)}"
@@ -149,7 +154,7 @@ def _too_large(advice: Advice, best: Point | None) -> str:
 
 def _others(advice: Advice, chosen: Point) -> Iterator[Point]:
     for way in ("blocks", "dtr"):
-        found = advice.best((way,), advice.device_bytes)  # type: ignore[arg-type]
+        found = advice.best((way,), advice.room_bytes)  # type: ignore[arg-type]
         if way != chosen.way and found is not None:
             yield found
 
