@@ -108,17 +108,57 @@ def test_small_results_and_random_ones_are_never_evicted():
     assert outcome.n_evictions == 1  # the first result of 4 MiB, when the second one is made
 
 
-def test_of_two_equal_tensors_the_one_beside_a_hole_goes_first():
-    """What is freed joins the hole, which is what the next request wants."""
-    program = [Apply("", 0.0, (), ((0, 32 * MIB),)), Delete(0)]
-    program += [Apply("", 0.0, (), ((1, 4 * MIB),))]
-    program += [Apply("aten.exp.default", 1.0, (1,), ((i, 4 * MIB),)) for i in (2, 3, 4)]
-    program += [Delete(2)]  # the hole is left of 3
-    program += [
-        Apply("aten.exp.default", 1.0, (1,), ((5, 8 * MIB),)),
-        Apply("aten.neg.default", 1.0, (4,), ((6, MIB),)),
+def _small(id: int, *inputs: int) -> Apply:
+    """An operator that reads, and makes what is too small to be evicted."""
+    return Apply("aten.sum.default", 1.0, inputs, ((id, MIB),))
+
+
+def _n_again_for(program: list, tensor: int, threshold: int) -> int:
+    """What reading a tensor at the end makes necessary: 1 if it was evicted."""
+    before = run_megengine([*program, StepEnd(1)], threshold)
+    assert before.n_evictions == 1
+    after = run_megengine([*program, _small(99, tensor), StepEnd(1)], threshold)
+    return after.n_computed_again - before.n_computed_again
+
+
+def _older_and_beside(*filled: int) -> list:
+    """Tensor 2 is older, tensor 5 lies between two holes of 8 MiB, unless something fills them."""
+    return [
+        Apply("", 0.0, (), ((0, 32 * MIB),)),  # one chunk to lie in
+        Delete(0),
+        Apply("", 0.0, (), ((1, 4 * MIB),)),
+        Apply("aten.exp.default", 1.0, (1,), ((2, 4 * MIB),)),
+        Apply("", 0.0, (), ((3, 4 * MIB),)),
+        Apply("", 0.0, (), ((4, 8 * MIB),)),
+        Apply("aten.exp.default", 1.0, (1,), ((5, 4 * MIB),)),
+        Delete(4),
+        *(Apply("", 0.0, (), ((id, 8 * MIB),)) for id in filled),
+        *(Apply("aten.view.default", 0.0, (3,)) for _ in range(10)),  # time goes by
+        Apply("", 0.0, (), ((20, 9 * MIB),)),  # does not fit in a hole, and is one MiB too many
+        _small(21, 3),
     ]
-    before = run_megengine([*program, StepEnd(1)], 12 * MIB)
-    assert before.n_evictions == 2
-    again = run_megengine([*program, Apply("aten.neg.default", 1.0, (3,), ((7, MIB),)), StepEnd(1)], 12 * MIB)
-    assert again.n_computed_again == before.n_computed_again + 1
+
+
+def test_a_tensor_beside_a_hole_goes_before_an_older_one():
+    """What is freed joins the hole, which is what the next request wants."""
+    program = _older_and_beside()
+    assert [_n_again_for(program, tensor, 24 * MIB) for tensor in (2, 5)] == [0, 1]
+
+
+def test_where_there_are_no_holes_the_older_one_goes():
+    program = _older_and_beside(10, 11)
+    assert [_n_again_for(program, tensor, 40 * MIB) for tensor in (2, 5)] == [1, 0]
+
+
+def test_a_tensor_whose_parent_is_gone_stays_longer_than_a_newer_one():
+    program = [
+        Apply("", 0.0, (), ((1, 4 * MIB),)),
+        Apply("aten.exp.default", 1.0, (1,), ((2, 4 * MIB),)),
+        Apply("aten.exp.default", 1.0, (2,), ((3, 4 * MIB),)),  # costs two operators from now on
+        Delete(2),
+        Apply("", 0.0, (), ((4, 4 * MIB),)),
+        Apply("aten.exp.default", 1.0, (1,), ((5, 4 * MIB),)),
+        _small(6, 4),
+        _small(7, 4),
+    ]
+    assert [_n_again_for(program, tensor, 16 * MIB) for tensor in (3, 5)] == [0, 1]
