@@ -26,10 +26,12 @@ def test_a_tight_fit_is_called_one():
     )
 
 
-def test_a_program_that_fits_anyway_is_told_so():
-    assert answer(result(without=point(None, 1.0, 9))).endswith(
-        "Nothing has to be evicted: it fits as it is."
+def test_a_program_that_fits_anyway_is_told_so_first():
+    assert answer(result(without=point(None, 1.0, 9.5))) == (
+        "It fits as it is, with 9.50 GiB of 10.00 GiB reserved. To need less, take 8GB"
+        " (10.0% slower than without a limit, 9.00 GiB of 10.00 GiB reserved at the peak)."
     )
+    assert answer(result(without=point(None, 1.0, 9.8))).startswith("Best threshold: 8GB")
 
 
 def test_when_nothing_fits_the_floor_is_named():

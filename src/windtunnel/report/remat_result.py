@@ -56,17 +56,17 @@ def answer(result: RematResult) -> str:
         return _no_answer(result)
     many = f" with policy {best.policy}" if len(curve.policies) > 1 else ""
     gain = f"{best.step.slowdown - 1:.1%} slower than without a limit"
-    peak = (
-        f"{format_bytes(best.peak_reserved_bytes)} of {format_bytes(curve.usable_bytes)} reserved at the peak"
-    )
-    sentence = f"Best threshold: {write_size(best.threshold or 0)}{many} ({gain}, {peak})."
+    usable = format_bytes(curve.usable_bytes)
+    peak = f"{format_bytes(best.peak_reserved_bytes)} of {usable} reserved at the peak"
+    sentence = f"{write_size(best.threshold or 0)}{many} ({gain}, {peak})."
+    if curve.without.fits and curve.has_margin(curve.without):
+        needed = format_bytes(curve.without.peak_reserved_bytes)
+        return f"It fits as it is, with {needed} of {usable} reserved. To need less, take {sentence}"
     if not curve.has_margin(best):
         sentence += (
             f" It fits, but leaves less than {MARGIN:.0%} of the card free, as all do: expect surprises."
         )
-    if curve.without.fits and curve.has_margin(curve.without):
-        sentence += " Nothing has to be evicted: it fits as it is."
-    return sentence
+    return f"Best threshold: {sentence}"
 
 
 def assumptions(result: RematResult) -> Iterator[str]:
