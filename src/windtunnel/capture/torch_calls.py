@@ -30,6 +30,8 @@ _GRAD, _ODD, _COVERS, _SEEDED = map(int, (CallFlag.GRAD, CallFlag.ODD, CallFlag.
 
 
 class CallRecorder(TorchDispatchMode):
+    supports_higher_order_operators = True  # they pass through: flex_attention and its like
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
@@ -47,12 +49,21 @@ class CallRecorder(TorchDispatchMode):
         _pop_mode()
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap the method below so that dynamo never looks into it: a heavy import, and time per operator
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(
-            each not in _PLAIN_TENSORS for each in types
-        ):  # a tensor subclass: look at what it does inside, not at its wrapper
-            return NotImplemented
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        others = [each for each in types if each not in _PLAIN_TENSORS]
+        if (
+            others
+        ):  # look at what a wrapper (a DTensor) does inside; what is no wrapper (a FakeTensor) has no memory
+            is_wrapper = any(hasattr(each, "__tensor_flatten__") for each in others)
+            return NotImplemented if is_wrapper else func(*args, **kwargs)
         written = self._written_by(func)
         if written is None or world.is_worker or not (written or torch.is_grad_enabled()):
             return func(*args, **kwargs)
