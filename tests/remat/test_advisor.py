@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.remat.handmade import chain
+from tests.remat.handmade import Tape, chain
+from windtunnel.events.model import Phase
 from windtunnel.remat.advisor import Advice, Point, advise, choose_budgets, lowest_possible
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.selective import Problem
@@ -105,3 +106,27 @@ def test_the_best_is_the_fastest_that_fits_and_of_equals_the_smallest():
     assert advice.best(("blocks", "dtr"), 60) is points[2]
     assert advice.best(("blocks",), 40) is None
     assert advice.best(("nothing", "dtr"), 100) is points[0]
+
+
+def test_a_block_that_runs_for_every_micro_batch_is_one_block():
+    tape = Tape()
+    for _ in range(3):
+        handles = []
+        x = tape.alloc(MB)
+        for i in range(2):
+            tape.enter(f"layers.{i}")
+            (a,) = tape.call([x], [8 * MB])
+            handles.append(tape.save(a))
+            (y,) = tape.call([a], [MB])
+            tape.free(a, x)
+            tape.exit()
+            x = y
+        tape.free(x)
+        for handle in reversed(handles):
+            tape.backward([handle], MB)
+        tape.phase = Phase.FORWARD
+    tape.step()
+    advice = advise(*tape.program(), 8 * MB, settings=EVERYTHING, is_cuda=False)
+    assert (advice.n_blocks, advice.blocks) == (2, "2 blocks, layers.0 to layers.1")
+    slowdowns = [p.slowdown for p in advice.points if p.way == "blocks"]
+    assert slowdowns == [(18 + 3) / 18, (18 + 6) / 18]

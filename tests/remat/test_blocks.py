@@ -89,3 +89,30 @@ def test_a_module_used_twice_in_a_step_is_two_runs_of_one_block():
     blocks = find_blocks(_model(["layers.0", "layers.1", "layers.0", "layers.1"]))
     assert [block.path for block in blocks] == ["layers.0", "layers.1"] * 2
     assert name_blocks(blocks).startswith("2 blocks")
+
+
+def test_a_block_whose_input_is_overwritten_is_left_out():
+    """It could not run again from it; a counter from before the step is another matter."""
+    tape = Tape()
+    counter = tape.alloc(1)
+    tape.step()
+    handles = []
+    x = tape.alloc(10)
+    for i in range(6):
+        tape.enter(f"layers.{i}")
+        if i == 2:
+            tape.call([], [], 1.0, "aten.relu_.default", writes=x)
+        tape.call([], [], 1.0, "aten.add_.Tensor", writes=counter)
+        (inner,) = tape.call([x], [100])
+        handles.append(tape.save(inner))
+        (y,) = tape.call([inner], [10])
+        tape.free(inner)
+        tape.exit()
+        if i == 4:
+            tape.call([], [], 1.0, "aten.relu_.default", writes=x)  # after the block has read it
+        x = y
+    for handle in reversed(handles):
+        tape.backward([handle])
+    tape.step()
+    blocks = find_blocks(tape.program()[0])
+    assert [block.path for block in blocks] == ["layers.0", "layers.1", "layers.3", "layers.5"]

@@ -116,8 +116,9 @@ def advise(
     nothing = problem.kept
     blocks = find_blocks(program)
     points = [_point("nothing", "plain training", nothing, nothing)]
-    for n_blocks in _how_many(len(blocks)):
-        say(f"{n_blocks} of {len(blocks)} blocks checkpointed", 0.0)
+    n_all = len({block.path for block in blocks})
+    for n_blocks in _how_many(n_all):
+        say(f"{n_blocks} of {n_all} blocks checkpointed", 0.0)
         points.append(_checkpointed(problem, blocks, n_blocks))
     every_block = points[-1] if blocks else None
     lowest = min(lowest_possible(problem), *(point.peak_bytes for point in points))
@@ -131,7 +132,7 @@ def advise(
         say(f"windtunnel.dtr within {budget:,} bytes", (2 * i + 2) / (2 * len(asked) + 1))
         points.append(_dtr(program, costs, settings or Settings(), budget, nothing, is_cuda))
     return Advice(
-        device_bytes, asked, tuple(points), name_blocks(blocks), len(blocks), lowest, unreached, program.is_inferred
+        device_bytes, asked, tuple(points), name_blocks(blocks), n_all, lowest, unreached, program.is_inferred
     )  # fmt: skip
 
 
@@ -168,11 +169,12 @@ def _how_many(n_blocks: int) -> list[int]:
 
 
 def _checkpointed(problem: Problem, blocks: tuple[Block, ...], n_blocks: int) -> Point:
-    plan = CheckpointPlan(problem.program, problem.costs, blocks[:n_blocks])
-    played = play(problem.program, problem.costs, plan)
-    label = (
-        "checkpoint every block" if n_blocks == len(blocks) else f"checkpoint {n_blocks}/{len(blocks)} blocks"
-    )
+    """A block may run several times in a step, for one micro-batch after the other say."""
+    paths = list(dict.fromkeys(block.path for block in blocks))
+    wrapped = [block for block in blocks if block.path in paths[:n_blocks]]
+    played = play(problem.program, problem.costs, CheckpointPlan(problem.program, problem.costs, wrapped))
+    is_all = n_blocks == len(paths)
+    label = "checkpoint every block" if is_all else f"checkpoint {n_blocks}/{len(paths)} blocks"
     return replace(_point("blocks", label, played, problem.kept), n_blocks=n_blocks)
 
 

@@ -4,7 +4,8 @@
 
 `layers.0`, `layers.1` are siblings, so are `layer1`, `layer2`. A family is all numbered siblings of one name whose
 parents differ in numbers only. Which families to checkpoint follows from bytes: with a family checkpointed, backward
-holds the inputs of its blocks, everything saved elsewhere, and the inside of one block at a time.
+holds the inputs of its blocks, everything saved elsewhere, and the inside of one block at a time. A block
+whose input is overwritten (an in-place ReLU by itself) cannot run again from it, and is left out.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Block:
 
 def find_blocks(program: Program) -> tuple[Block, ...]:
     """The blocks of the last step worth checkpointing, in order; none if nothing repeats."""
-    families = _families(program)
     facts = _Facts(program)
+    families = _families(program, facts)
     chosen: dict[str, list[Block]] = {}
     least = everything = facts.footprint([])
     while True:
@@ -58,11 +59,11 @@ def name_blocks(blocks: tuple[Block, ...]) -> str:
     return f"{len(paths)} {'block' if len(paths) == 1 else 'blocks'}, {names}"
 
 
-def _families(program: Program) -> dict[str, list[Block]]:
+def _families(program: Program, facts: _Facts) -> dict[str, list[Block]]:
     """Pattern of the path, `layers.#`, -> its blocks; a family has two members or more."""
     found: dict[str, list[Block]] = {}
     for block in _spans(program):
-        if _LAST_NUMBER.search(block.path):
+        if _LAST_NUMBER.search(block.path) and not facts.loses_input(block):
             found.setdefault(_NUMBER.sub("#", block.path), []).append(block)
     return {name: blocks for name, blocks in found.items() if len({b.path for b in blocks}) > 1}
 
@@ -103,6 +104,7 @@ class _Facts:
         self.born: dict[int, int] = {}
         self.saves: list[tuple[int, int]] = []  # action, storage
         self.reads: list[tuple[int, int]] = []
+        self.last_write: dict[int, int] = {}
         for at, action in enumerate(program.actions[first:end], first):
             if type(action) is Alloc:
                 self.born[action.storage], self.n_bytes[action.storage] = at, action.n_bytes
@@ -110,6 +112,18 @@ class _Facts:
                 self.saves.append((at, action.storage))
             elif type(action) is Call:
                 self.reads += [(at, storage) for storage in action.inputs if storage in self.born]
+                self.last_write.update((s, at) for s in action.written if s in self.born)
+
+    def loses_input(self, block: Block) -> bool:
+        """Whether what it reads is overwritten, by itself or later: it could not run again from it.
+
+        Of what was made in this step; counters and running statistics are older.
+        """
+        reads = self.reads[
+            bisect_left(self.reads, (block.first, -1)) : bisect_left(self.reads, (block.end, -1))
+        ]
+        inputs = {storage for _, storage in reads if self.born[storage] < block.first}
+        return any(self.last_write.get(storage, -1) >= block.first for storage in inputs)
 
     def footprint(self, blocks: list[Block]) -> int:
         """About what activations take at most with these blocks checkpointed."""
