@@ -1,1 +1,0 @@
-"""Events and a budget into what to forget and when to compute it again."""
