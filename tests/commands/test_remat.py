@@ -92,7 +92,7 @@ def test_a_recording_gives_a_table_the_best_threshold_and_what_to_do_next(chain,
     )
     out = capsys.readouterr().out
     assert re.search(r"off .* 40.00 MiB +40.00 MiB +0 +no", out)
-    assert re.search(r"16MB .* 9 +9 +20.00 MiB +20.00 MiB +0 +yes, best", out)
+    assert re.search(r"16MB .* 9 +9 +20.00 MiB +20.00 MiB +0 +best", out)
     assert re.search(r"20MB .* 5 +5 +24.00 MiB +24.00 MiB +0 +just", out)
     assert re.search(r"24MB +- +- .* no", out)
     assert "never evicted: 12.00 MiB" in out

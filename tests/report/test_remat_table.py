@@ -11,8 +11,8 @@ from tests.report.remat_results import result
 from windtunnel.report.remat_table import render_remat
 
 
-def _lines(found) -> list[str]:
-    console = Console(file=io.StringIO(), width=160)
+def _lines(found, width=160) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
     console.print(render_remat(found))
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
@@ -20,12 +20,12 @@ def _lines(found) -> list[str]:
 def test_every_threshold_is_a_row():
     lines = _lines(result())
     assert lines[0] == "train.py: 3 steps on 2080ti-11gb (10.00 GiB usable)"
-    assert lines[1] == "threshold step time extra evicted again peak live peak reserved retries fits?"
+    assert lines[1] == "threshold step time extra evicted again peak live reserved retries fits?"
     assert lines[3:8] == [
         "off 1.00 s +0.0% 1 0 17.00 GiB 18.00 GiB 0 no",
         "4GB 1.50 s +50.0% 51 50 5.00 GiB 6.00 GiB 0 yes",
         "6GB 1.25 s +25.0% 26 25 7.00 GiB 8.00 GiB 0 yes",
-        "8GB 1.10 s +10.0% 11 10 8.00 GiB 9.00 GiB 0 yes, best",
+        "8GB 1.10 s +10.0% 11 10 8.00 GiB 9.00 GiB 0 best",
         "10GB - - 1 0 9.00 GiB 10.00 GiB 5 no",
     ]
 
@@ -58,3 +58,11 @@ def test_thresholds_too_low_to_hold_and_tight_fits_are_marked():
     lines = _lines(result((point(4, 1.5, 6, guarded_rounds=2), point(8, 1.1, 9.8))))
     assert any(line.startswith("too low to hold: 4GB") for line in lines)
     assert lines[5].endswith("just")
+
+
+def test_a_narrow_terminal_gets_whole_numbers_and_no_counts():
+    policies = ("dtr", "contiguous")
+    lines = _lines(result(tuple(point(4, 1.5, 6, policy=policy) for policy in policies)), width=80)
+    assert lines[1] == "threshold policy step time extra peak live reserved fits?"
+    assert lines[5] == "4GB contiguous 1.50 s +50.0% 5.00 GiB 6.00 GiB yes"
+    assert max(map(len, lines)) <= 80

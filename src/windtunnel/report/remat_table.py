@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +19,8 @@ from windtunnel.units import format_bytes, format_us
 
 __all__ = ["render_remat"]
 
-_NUMBERS = ("step time", "extra", "evicted", "again", "peak live", "peak reserved", "retries")
+_ANY_WIDTH = 1000
+_COUNTS = ("evicted", "again", "retries")  # left out where the terminal is narrow
 
 
 def render_remat(result: RematResult) -> RenderableType:
@@ -28,7 +29,7 @@ def render_remat(result: RematResult) -> RenderableType:
     steps = f"{result.n_steps} step{'' if result.n_steps == 1 else 's'}"
     usable = format_bytes(result.curve.usable_bytes)
     title = f"{result.subject}{rank}: {steps} on {result.device.id} ({usable} usable)"
-    parts: list[RenderableType] = [Text(title, style="bold", overflow="fold"), _table(result)]
+    parts: list[RenderableType] = [Text(title, style="bold", overflow="fold"), _FittingTable(result)]
     parts += (Text(line) for line in _below(result))
     colour = "bold" if result.curve.best is not None else "bold red"
     parts += (Text(), Text(answer(result), style=colour), Text())
@@ -36,46 +37,66 @@ def render_remat(result: RematResult) -> RenderableType:
     return Group(*parts)
 
 
-def _table(result: RematResult) -> Table:
+class _FittingTable:
+    """The table, without its counts if they would not fit beside the rest."""
+
+    def __init__(self, result: RematResult) -> None:
+        self._result = result
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = _table(self._result, leaves_out=())
+        is_wide = (
+            console.measure(whole, options=options.update(max_width=_ANY_WIDTH)).maximum <= options.max_width
+        )
+        yield whole if is_wide else _table(self._result, leaves_out=_COUNTS)
+
+
+def _table(result: RematResult, leaves_out: tuple[str, ...]) -> Table:
     curve = result.curve
-    has_policies = len(curve.policies) > 1
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("threshold", justify="right", no_wrap=True)
-    if has_policies:
-        table.add_column("policy", no_wrap=True)
-    for heading in _NUMBERS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("fits?", no_wrap=True)
-    for point in (curve.without, *curve.points):
-        cells = [_threshold(point), *([point.policy or ""] if has_policies else []), *_numbers(point)]
-        style = "" if point.fits else "red"
-        table.add_row(*cells, _fits(result, point), style="bold green" if point is curve.best else style)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    rows = [_cells(result, point) for point in (curve.without, *curve.points)]
+    shown = [heading for heading in rows[0] if heading not in leaves_out]
+    if len(curve.policies) == 1:
+        shown.remove("policy")
+    for heading in shown:
+        is_word = heading in ("policy", "fits?")
+        table.add_column(heading, justify="left" if is_word else "right", no_wrap=True)
+    for point, cells in zip((curve.without, *curve.points), rows, strict=True):
+        style = "bold green" if point is curve.best else "" if point.fits else "red"
+        table.add_row(*(cells[heading] for heading in shown), style=style)
     return table
+
+
+def _cells(result: RematResult, point: Point) -> dict[str, str]:
+    step = point.step
+    has_time = point.fits or point.threshold is None  # else the step did not end
+    return {
+        "threshold": _threshold(point),
+        "policy": point.policy or "",
+        "step time": format_us(point.step_seconds * 1e6) if has_time else "-",
+        "extra": f"{step.slowdown - 1:+.1%}" if has_time else "-",
+        "evicted": f"{step.evictions:,}",
+        "again": f"{step.rematerialisations:,}",
+        "peak live": format_bytes(point.peak_live_bytes),
+        "reserved": format_bytes(point.peak_reserved_bytes),
+        "retries": f"{point.n_stalls:,}",
+        "fits?": _fits(result, point),
+    }
 
 
 def _threshold(point: Point) -> str:
     return "off" if point.threshold is None else write_size(point.threshold)
 
 
-def _numbers(point: Point) -> Iterator[str]:
-    step = point.step
-    if point.fits or point.threshold is None:
-        yield format_us(point.step_seconds * 1e6)
-        yield f"{step.slowdown - 1:+.1%}"
-    else:
-        yield from ("-", "-")  # of a step that did not end
-    yield f"{step.evictions:,}"
-    yield f"{step.rematerialisations:,}"
-    yield format_bytes(point.peak_live_bytes)
-    yield format_bytes(point.peak_reserved_bytes)
-    yield f"{point.n_stalls:,}"
+def _name(result: RematResult, point: Point) -> str:
+    return _threshold(point) if len(result.curve.policies) == 1 else f"{_threshold(point)} {point.policy}"
 
 
 def _fits(result: RematResult, point: Point) -> str:
     if not point.fits:
         return "no"
     if point is result.curve.best:
-        return "yes, best"
+        return "best"
     return "yes" if result.curve.has_margin(point) else "just"
 
 
@@ -84,15 +105,14 @@ def _below(result: RematResult) -> Iterator[str]:
     yield f"never evicted: {format_bytes(curve.floor_bytes)} at once (weights, gradients, what a kernel reads and writes)"
     guarded = [point for point in curve.points if point.outcome.statistics.guarded_rounds]
     if guarded:
-        names = ", ".join(_threshold(point) for point in guarded)
+        names = ", ".join(_name(result, point) for point in guarded)
         yield f"too low to hold: {names} (the runtime stops evicting when a step computes more again than it has operators)"
     if any(point.n_stalls for point in curve.points):
         yield "retries: allocations that were met only by evicting more, or by giving the allocator's cache back"
     failed: dict[str, list[str]] = {}  # where -> the thresholds that fail there
     for point in curve.points:
         if not point.fits:
-            policy = f" {point.policy}" if len(curve.policies) > 1 else ""
-            failed.setdefault(describe_failure(point), []).append(f"{_threshold(point)}{policy}")
+            failed.setdefault(describe_failure(point), []).append(_name(result, point))
     for where, names in failed.items():
         yield f"out of memory in {where}: {', '.join(names)}"
     for note in result.notes:
