@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.remat.training import MINIMUM, bits, check, live_bytes, run, runtime
 
@@ -281,6 +282,39 @@ def test_inputs_changed_in_place_after_use():
     check(program)
 
 
+def test_writes_after_writes_to_what_was_read():
+    """The input is gone, so what was computed from it is kept; then that is overwritten too."""
+
+    def program():
+        model = _layers()
+        data = _data()
+        x = data * 2
+        data.zero_()
+        y = x * 3
+        z = y.sin()
+        x.add_(1)
+        loss = (model(z) + x).square().mean()
+        loss.backward()
+        return [loss, *(p.grad for p in model.parameters())]
+
+    check(program)
+
+
+def test_sparse_tensors_among_others():
+    def program():
+        table = nn.Embedding(100, WIDTH, sparse=True)
+        model = _layers()
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        for _ in range(2):
+            x = model(table(torch.arange(ROWS)))
+            loss = (x.to_sparse() * 2).to_dense().square().mean()
+            loss.backward()
+            optimizer.step()
+        return [loss, table.weight, table.weight.grad.to_dense(), *(p.grad for p in model.parameters())]
+
+    check(program)
+
+
 def test_set_and_resize_of_what_was_read():
     def program():
         model = _layers()
@@ -517,7 +551,7 @@ def test_a_custom_function_whose_input_others_read_too():
         for layer in model:
             before = layer(x)
             kept = (before * 2).sin()
-            x = torch.tanh(NumpySigmoid.apply(before * 1) * kept.exp())
+            x = torch.tanh(NumpySigmoid.apply(before) * kept.exp())
         return x
 
     check(lambda: _trained(_linears(), forward))
@@ -549,6 +583,16 @@ def test_double_backward():
         return [loss, x.grad, *(p.grad for p in model.parameters())]
 
     check(program)
+
+
+def test_a_gradient_taken_inside_the_forward_pass():
+    def forward(model, x):
+        x = x.requires_grad_()
+        hidden = model[:6](x)
+        (gradient,) = torch.autograd.grad(hidden.sum(), x, create_graph=True)
+        return model[6:](hidden + gradient)
+
+    check(lambda: _trained(_layers(), forward))
 
 
 def test_gradients_by_functional_transforms():
@@ -727,6 +771,26 @@ def _quietly(program):
             return program()
 
     return quiet
+
+
+def test_forwards_without_a_backward_leave_nothing_behind():
+    model = _layers()
+    with runtime(1 << 40, minimum_size=1) as live:
+        for _ in range(600):
+            model(_data())
+        assert len(live._made) < 5000
+        assert live.engine.candidates() == []
+
+
+def test_other_modes_on_top():
+    def program():
+        model = _layers()
+        with FlopCounterMode(display=False):
+            loss = model(_data()).square().mean()
+            loss.backward()
+        return [loss, *(p.grad for p in model.parameters())]
+
+    check(program)
 
 
 # -- threads, processes, on and off -------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class CostByBytes:
 
     def seconds(self, key: Any, measured: float, operator: Any, args: Any, out: Any) -> float:
         tensors = [each for each in tree_leaves((args, out)) if isinstance(each, torch.Tensor)]
-        return 1e-6 + 1e-9 * sum(each.nbytes for each in tensors)
+        return 1e-6 + 1e-9 * sum(each.numel() * each.element_size() for each in tensors)
 
 
 Program = Callable[[], Iterable[torch.Tensor]]

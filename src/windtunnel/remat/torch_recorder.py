@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         minimum = max(runtime.settings.minimum_size, 1)
         total = large = 0
         for each in outputs:
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
                 n_bytes = each.untyped_storage().nbytes()
                 total += n_bytes
                 large = max(large, n_bytes)
@@ -277,7 +277,7 @@ def _written_tensors(traits: Traits, args: Any, kwargs: Any) -> list[torch.Tenso
             candidates = [args[position]] if position < len(args) else []
         for each in candidates:
             for one in each if type(each) in (list, tuple) else (each,):
-                if isinstance(one, torch.Tensor):
+                if isinstance(one, torch.Tensor) and one.layout is torch.strided:
                     found.append(one)
     return found
 

@@ -34,6 +34,7 @@ __all__ = ["Runtime", "device_bytes", "runtime_here"]
 
 _dead = ref(set())  # answers None for ever
 _QUIET = 0.9  # of the limit: up to here a rough count of live bytes will do
+_MADE = 4096  # values to remember before looking which of them are still there
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
 
 
@@ -57,6 +58,7 @@ class Runtime:
         self._interception = Interception(self._recorder, self._saved.pack, self._saved.unpack)
         self._interception.after_backward = self.end_round
         self._made: list[ref[LiveValue]] = []  # since the last backward
+        self._most_made = _MADE
         self._home_stream = None if device.type == "cpu" else torch.accelerator.current_stream()
         self._told: set[str] = set()
 
@@ -162,6 +164,10 @@ class Runtime:
     def before_write(self, tensor: torch.Tensor) -> None:
         """An operator is about to change a tensor: what was computed from it and is needed must be had first."""
         storage = tensor.untyped_storage()
+        value = value_of(storage)
+        if isinstance(value, LiveValue) and value.pins:  # frozen: it could not be computed again for them
+            for child in list(value.children):
+                self.freeze(child)
         if not self._readers or not storage.__dict__.get("_windtunnel_is_read"):
             return
         for value in list(self._readers):
@@ -200,6 +206,9 @@ class Runtime:
 
     def made(self, values: list[LiveValue]) -> None:
         self._made += map(ref, values)
+        if len(self._made) > self._most_made:  # a program that never calls backward
+            self._made = [reference for reference in self._made if reference() is not None]
+            self._most_made = max(_MADE, 2 * len(self._made))
 
     def end_round(self) -> None:
         """A backward has ended: let go of recipes, and if memory never came near the limit, rest until it does."""

@@ -80,8 +80,9 @@ class SavedTensors:
             return Kept(tensor)
         with self._runtime.lock:
             if _is_in_custom_function(sys._getframe().f_back):
-                # A custom function may have written into it with kernels torch does not see.
-                self._runtime.freeze(value)
+                # A custom function may have written into it with kernels torch does not see: it stays, and what was
+                # computed from it before is never computed again from this memory.
+                self._runtime.overwritten(tensor)
                 return Kept(tensor)
             value.storage = storage
             storage._windtunnel = ref(value)
