@@ -53,6 +53,8 @@ def test_a_script_is_advised_and_again_from_its_recording(here):
     assert ended.returncode == 0, ended.stderr
     assert "6 blocks, layers.0 to layers.5" in ended.stdout
     assert "Use " in ended.stdout
+    assert "next: " in ended.stdout
+    assert "out/advice.png" in ended.stdout
     document = json.loads((here / "out" / "advice.json").read_text())
     ways = {point["way"] for point in document["points"]}
     assert ways == {"nothing", "blocks", "fixed set", "dtr"}

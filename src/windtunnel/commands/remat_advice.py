@@ -6,6 +6,7 @@ Program, costs, card ──> advise ──> table | JSON, and DIR/advice.json, a
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.selective_model import check_solver
 from windtunnel.report.advisor_picture import draw_advice
 from windtunnel.report.advisor_table import advice_document, recommended, render_advice
+from windtunnel.units import MIB
 
 __all__ = ["check_request", "give_advice"]
 
@@ -58,6 +60,7 @@ def give_advice(
         console.print(render_advice(advice))
         for note in notes:
             console.print(f"note: {note}", markup=False)
+        print(f"\n{_next(advice, folder)}")
     return 0 if recommended(advice) is not None else 4
 
 
@@ -97,6 +100,28 @@ def _write(folder: Path, advice: Advice, subject: str) -> list[str]:
             f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
         ) from error
     return notes
+
+
+def _next(advice: Advice, folder: Path | None) -> str:
+    chosen = recommended(advice)
+    lines = []
+    if chosen is None:
+        lines.append("a smaller micro-batch, or more cards to shard the model over")
+    elif chosen.way == "dtr":
+        size = f"{chosen.threshold_bytes // MIB}MiB"
+        lines.append(
+            f'import windtunnel.dtr as dtr; dtr.eviction_threshold = "{size}"; dtr.enable()   (in the script)'
+        )
+    elif chosen.way == "blocks":
+        lines.append(
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   (where blocks are called)"
+        )
+    else:
+        lines.append("train: it fits as it is")
+    if folder is not None:
+        picture = shlex.quote(str(folder / "advice.png"))
+        lines.append(f"{picture}   (time against memory)")
+    return "next: " + "\n      ".join(lines)
 
 
 def _text(advice: Advice) -> str:
