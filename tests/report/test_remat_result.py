@@ -51,7 +51,7 @@ def test_what_is_assumed_is_said():
         "times of operators are a roofline of 2080ti-11gb (616 GB/s, 13.4 fp32 and 53.8 bf16 TFLOPS);"
         " --costs FILE puts measured ones in their place"
     )
-    assert second == "memory is torch's caching allocator on 10.00 GiB; retries and freed caches cost no time"
+    assert second == "memory is torch's caching allocator on 10.00 GiB; stalls cost no time"
     assert third.startswith("the best threshold leaves 5% of that free")
 
 

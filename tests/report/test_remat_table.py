@@ -18,9 +18,9 @@ def _lines(found, width=160) -> list[str]:
 
 
 def test_every_threshold_is_a_row():
-    lines = _lines(result())
+    lines = _lines(result(), width=80)
     assert lines[0] == "train.py: 3 steps on 2080ti-11gb (10.00 GiB usable)"
-    assert lines[1] == "threshold step time extra evicted again peak live reserved retries fits?"
+    assert lines[1] == "threshold time extra evicted again peak live reserved stalls fits?"
     assert lines[3:8] == [
         "off 1.00 s +0.0% 1 0 17.00 GiB 18.00 GiB 0 no",
         "4GB 1.50 s +50.0% 51 50 5.00 GiB 6.00 GiB 0 yes",
@@ -37,14 +37,14 @@ def test_below_it_stand_what_failed_the_answer_and_what_is_assumed():
         "out of memory in step 1 at aten.mul.Tensor (layers.3, backward), asking for 64.00 MiB: 10GB" in lines
     )
     assert "note: a note" in lines
-    assert any(line.startswith("retries:") for line in lines)
+    assert any(line.startswith("stalls:") for line in lines)
     assert any(line.startswith("Best threshold: 8GB") for line in lines)
     assert sum(line.startswith("assumed:") for line in lines) == 3
 
 
 def test_policies_get_a_column_when_there_are_several():
     lines = _lines(result((point(4, 1.5, 6), point(4, 1.2, 6, policy="lru", fits=False))))
-    assert lines[1].startswith("threshold policy step time")
+    assert lines[1].startswith("threshold policy time")
     assert lines[4].startswith("4GB dtr 1.50 s")
     assert lines[5].startswith("4GB lru - -")
     assert any(line.endswith(": 4GB lru") for line in lines)
@@ -63,6 +63,6 @@ def test_thresholds_too_low_to_hold_and_tight_fits_are_marked():
 def test_a_narrow_terminal_gets_whole_numbers_and_no_counts():
     policies = ("dtr", "contiguous")
     lines = _lines(result(tuple(point(4, 1.5, 6, policy=policy) for policy in policies)), width=80)
-    assert lines[1] == "threshold policy step time extra peak live reserved fits?"
+    assert lines[1] == "threshold policy time extra peak live reserved fits?"
     assert lines[5] == "4GB contiguous 1.50 s +50.0% 5.00 GiB 6.00 GiB yes"
     assert max(map(len, lines)) <= 80

@@ -85,7 +85,7 @@ def assumptions(result: RematResult) -> Iterator[str]:
             f" {roofline} for the others"
         )
     allocator = _ALLOCATORS.get(result.allocator, f"the allocator {result.allocator}")
-    yield f"memory is {allocator} on {format_bytes(result.curve.usable_bytes)}; retries and freed caches cost no time"
+    yield f"memory is {allocator} on {format_bytes(result.curve.usable_bytes)}; stalls cost no time"
     yield f"the best threshold leaves {MARGIN:.0%} of that free: workspaces of kernels are not simulated"
     if result.is_inferred:
         yield "what autograd saves was inferred: this recording is of `windtunnel run`, not of `windtunnel remat`"

@@ -20,7 +20,7 @@ from windtunnel.units import format_bytes, format_us
 __all__ = ["render_remat"]
 
 _ANY_WIDTH = 1000
-_COUNTS = ("evicted", "again", "retries")  # left out where the terminal is narrow
+_COUNTS = ("evicted", "again", "stalls")  # left out where the terminal is narrow
 
 
 def render_remat(result: RematResult) -> RenderableType:
@@ -53,7 +53,7 @@ class _FittingTable:
 
 def _table(result: RematResult, leaves_out: tuple[str, ...]) -> Table:
     curve = result.curve
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     rows = [_cells(result, point) for point in (curve.without, *curve.points)]
     shown = [heading for heading in rows[0] if heading not in leaves_out]
     if len(curve.policies) == 1:
@@ -73,13 +73,13 @@ def _cells(result: RematResult, point: Point) -> dict[str, str]:
     return {
         "threshold": _threshold(point),
         "policy": point.policy or "",
-        "step time": format_us(point.step_seconds * 1e6) if has_time else "-",
+        "time": format_us(point.step_seconds * 1e6) if has_time else "-",
         "extra": f"{step.slowdown - 1:+.1%}" if has_time else "-",
         "evicted": f"{step.evictions:,}",
         "again": f"{step.rematerialisations:,}",
         "peak live": format_bytes(point.peak_live_bytes),
         "reserved": format_bytes(point.peak_reserved_bytes),
-        "retries": f"{point.n_stalls:,}",
+        "stalls": f"{point.n_stalls:,}",
         "fits?": _fits(result, point),
     }
 
@@ -108,7 +108,7 @@ def _below(result: RematResult) -> Iterator[str]:
         names = ", ".join(_name(result, point) for point in guarded)
         yield f"too low to hold: {names} (the runtime stops evicting when a step computes more again than it has operators)"
     if any(point.n_stalls for point in curve.points):
-        yield "retries: allocations that were met only by evicting more, or by giving the allocator's cache back"
+        yield "stalls: allocations that were met only by evicting more, or by giving the allocator's cache back"
     failed: dict[str, list[str]] = {}  # where -> the thresholds that fail there
     for point in curve.points:
         if not point.fits:
