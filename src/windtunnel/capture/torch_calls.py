@@ -124,7 +124,8 @@ def _is_odd(tensor: Tensor) -> bool:
         or tensor.is_neg()
     ):
         return True
-    return _storage(tensor) < 0 and tensor.dim() > 0  # a host number may meet any device
+    # A host number may meet any device, and where the host is the device real memory is as good as any.
+    return _storage(tensor) < 0 and tensor.dim() > 0 and world.device_type != "cpu"
 
 
 def _covers(tensor: Tensor) -> bool:
