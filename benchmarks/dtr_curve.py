@@ -90,7 +90,7 @@ def turns_of(curve: dict[int, MegEngineOutcome]) -> Turns:
 
 
 def main() -> None:
-    console = Console()
+    console = Console(width=130)
     with tempfile.TemporaryDirectory() as folder:
         ours = record(Path(folder) / "run")
         instructions = instructions_in(Path(folder) / "run")

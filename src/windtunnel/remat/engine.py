@@ -33,6 +33,7 @@ from windtunnel.units import MIB
 
 __all__ = ["BY_ADDRESS", "Engine", "Host", "Settings"]
 
+_SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates unseen, more may not fit
 BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
 
 
@@ -162,7 +163,7 @@ class Engine:
         if short_by <= 0 or not self.is_evicting:
             return True
         if self.guard.is_tripped:  # the threshold is given up for this round; the end of the device is not
-            limit = max(limit, self.host.capacity() - self._largest_size)
+            limit = max(limit, int(self.host.capacity() * _SAFE_SHARE))
             short_by = self.host.live_bytes() + n_bytes - limit
         start = perf_counter()
         while short_by > 0:
