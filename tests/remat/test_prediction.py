@@ -27,10 +27,7 @@ CPU = find_device("cpu")
 def convolutions():
     """Batch norm, in-place ReLU and addition, dropout of channels."""
     torch.manual_seed(0)
-    model = nn.ModuleList(
-        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        for _ in range(6)
-    )
+    model = nn.ModuleList(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)) for _ in range(6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         x = torch.randn(4, 8, 16, 16)
