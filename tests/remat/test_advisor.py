@@ -130,3 +130,34 @@ def test_a_block_that_runs_for_every_micro_batch_is_one_block():
     assert (advice.n_blocks, advice.blocks) == (2, "2 blocks, layers.0 to layers.1")
     slowdowns = [p.slowdown for p in advice.points if p.way == "blocks"]
     assert slowdowns == [(18 + 3) / 18, (18 + 6) / 18]
+
+
+def test_a_program_with_nothing_to_drop_is_told_so():
+    tape = Tape()
+    x = tape.alloc(4 * MB)
+    tape.backward([tape.save(x)], MB)
+    tape.step()
+    advice = advise(*tape.program(), 4 * MB, settings=EVERYTHING, is_cuda=False)
+    assert advice.lowest_bytes == advice.nothing.peak_bytes == 5 * MB
+    assert advice.best(("nothing", "blocks", "fixed set", "dtr"), 4 * MB) is None
+
+
+def test_checkpointing_that_no_call_could_replay_counts_as_the_best_set():
+    """Every call is one that is never run again by itself; torch runs whole blocks all the same."""
+    tape = Tape()
+    x = tape.alloc(1)
+    handles = []
+    for i in range(3):
+        tape.enter(f"layers.{i}")
+        (a,) = tape.call([x], [8 * MB], 1.0, "aten.nonzero.default")
+        handles.append(tape.save(a))
+        (x,) = tape.call([a], [1], 1.0, "aten.nonzero.default")
+        tape.free(a)
+        tape.exit()
+    for handle in reversed(handles):
+        tape.backward([handle], MB)
+    tape.step()
+    advice = advise(*tape.program(), 12 * MB, settings=EVERYTHING, is_cuda=False)
+    best = advice.best(("fixed set",), 12 * MB)
+    assert (best.label, best.seconds) == ("checkpoint every block", advice.every_block.seconds)
+    assert best.gap == float("inf")

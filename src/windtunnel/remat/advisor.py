@@ -20,7 +20,7 @@ from windtunnel.remat.checkpointing import CheckpointPlan
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.program import Program
 from windtunnel.remat.program_costs import ProgramCosts
-from windtunnel.remat.selective import Problem, Selection, select
+from windtunnel.remat.selective import Problem, Selection, gap_to, select
 from windtunnel.remat.selective_model import check_solver
 from windtunnel.remat.simulate import simulate
 
@@ -153,8 +153,10 @@ def lowest_possible(problem: Problem) -> int:
 def choose_budgets(problem: Problem, device_bytes: int, every_block: Point | None) -> list[int]:
     """Evenly from the lowest possible to the peak; what checkpointing takes; and what the device has room for."""
     lowest, peak = lowest_possible(problem), problem.kept.peak_bytes
+    if every_block is not None:  # which runs calls again that nothing else may
+        lowest = min(lowest, every_block.peak_bytes)
     found = {lowest + (peak - lowest) * i // _N_BUDGETS for i in range(1, _N_BUDGETS)}
-    if every_block is not None and lowest <= every_block.peak_bytes < peak:
+    if every_block is not None and every_block.peak_bytes < peak:
         found.add(every_block.peak_bytes)
     room = int(device_bytes * (1 - _SPARE))
     if lowest <= room < peak:
@@ -188,7 +190,7 @@ def _selected(problem: Problem, selection: Selection, every_block: Point | None)
     )
     if is_beaten:  # checkpointed blocks are a fixed set as well
         assert every_block is not None
-        gap = max(every_block.seconds / selection.bound_seconds - 1, 0.0)
+        gap = gap_to(selection.bound_seconds, every_block.seconds)
         return [replace(every_block, way="fixed set", budget_bytes=budget, gap=gap)]
     if played is None:
         return []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 import numpy as np
@@ -23,7 +24,7 @@ from windtunnel.remat.program import Program
 from windtunnel.remat.selective_model import solve
 from windtunnel.remat.static_plan import Choice, StaticPlan, can_be_dropped, is_passing
 
-__all__ = ["Problem", "Selection", "select"]
+__all__ = ["Problem", "Selection", "gap_to", "select"]
 
 _MOMENTS_AT_ONCE = 8
 _EXACT_UNITS = 60  # with more, which calls run again early is learnt from what is played
@@ -44,9 +45,16 @@ class Selection:
     def gap(self) -> float:
         """How much longer the step is than the bound, as a share; 0: nothing better exists."""
         if self.played is None:
-            return float("inf")
-        gap = self.played.seconds / self.bound_seconds - 1 if self.bound_seconds else 0.0
-        return gap if gap > _PROVEN else 0.0
+            return inf
+        return gap_to(self.bound_seconds, self.played.seconds)
+
+
+def gap_to(bound_seconds: float, seconds: float) -> float:
+    """How much longer than a bound, as a share; without a bound, no end."""
+    if bound_seconds == inf:
+        return inf
+    gap = seconds / bound_seconds - 1 if bound_seconds else 0.0
+    return gap if gap > _PROVEN else 0.0
 
 
 class Problem:
@@ -131,7 +139,7 @@ def select(
     for choice in (Choice(), *starts, *_greedy(problem, budget_bytes)):
         search.take(choice, problem.play(choice))
     search.run()
-    bound = float(problem.kept.seconds + search.bound)
+    bound = inf if search.is_impossible else float(problem.kept.seconds + search.bound)
     return Selection(budget_bytes, _used(problem, search.choice), search.best, bound, search.is_impossible)
 
 

@@ -95,7 +95,7 @@ def _remark(point: Point) -> str:
     if point.way == "dtr":
         return f"at {format_bytes(point.threshold_bytes)}"
     if point.way == "fixed set" and point.gap >= _NO_BOUND:
-        return "not solved in time"
+        return "nothing better known"
     if point.way == "fixed set":
         return "optimal" if point.gap < 5e-4 else f"within {point.gap:.1%} of the best"
     return ""
