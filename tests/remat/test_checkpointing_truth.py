@@ -35,7 +35,7 @@ def _checkpointed(forward):
     return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "qwen2", "resnet50"])
+@pytest.mark.parametrize("name", ["gpt", "qwen2", "resnet50"])
 def test_the_peak_is_the_profilers(name):
     def dry():
         _train(name)
