@@ -129,6 +129,7 @@ class _Simulation:
 
     def drop(self, value: SimulatedValue) -> None:  # type: ignore[override]
         block, value.block = value.block, None
+        value.slots.clear()
         self._count(value)
         if block is not None and block.holders and block.value is value:
             block.content = value  # the program holds it still: so the value hangs on it again
@@ -193,9 +194,10 @@ class _Simulation:
         block = self._make(action.n_bytes) if is_watched else self.memory.make(action.n_bytes)
         self._hold(action.storage, block)
 
-    def _hold(self, storage: int, block: Block) -> None:
-        self._storages[storage] = block
-        block.holders += 1
+    def _hold(self, storage: int, block: Block | None) -> None:
+        if block is not None:
+            self._storages[storage] = block
+            block.holders += 1
 
     def _free(self, action: p.Free) -> None:
         block = self._storages.pop(action.storage, None)
@@ -309,6 +311,12 @@ class _Simulation:
 
     def _before_write(self, block: Block) -> None:
         """What was computed from a block that is about to change, and is needed, must be had first."""
+        content = block.value
+        if (
+            isinstance(content, SimulatedValue) and content.pins
+        ):  # frozen: it could not be computed again for them
+            for child in list(content.children):
+                self._freeze(child)
         if not block.is_read:
             return
         for value in list(self._readers):
@@ -326,13 +334,13 @@ class _Simulation:
         self._count(value)
 
     def _overwritten(self, block: Block) -> None:
+        """Who saved it gets what is there now; what was computed from it is computed again from what it was."""
         value, block.content = block.value, None
         if isinstance(value, SimulatedValue):
-            if value.saves:
-                value.pins += 1
-            else:
-                value.leave()
-                self._count(value)
+            value.overwritten |= dict.fromkeys(value.slots, block)
+            value.slots.clear()
+            value.leave()
+            self._count(value)
 
     def _blocks(self, storages: Iterable[int]) -> list[Block]:
         return [self._storages[storage] for storage in storages if storage in self._storages]
@@ -359,27 +367,30 @@ class _Simulation:
             self._handles[action.handle] = block  # kept as it is
             return
         value.block = block
+        value.slots.add(action.handle)
         block.content = ref(value)
         self._handles[action.handle] = value
         self.engine.save(value)
 
     def _load(self, action: p.Load) -> None:
         saved = self._handles.get(action.handle)
-        if saved is None:
-            return
+        if isinstance(saved, SimulatedValue) and action.handle in saved.overwritten:
+            saved = saved.overwritten[action.handle]
         if isinstance(saved, SimulatedValue):
+            saved.slots.discard(action.handle)
             self.engine.fetch(saved)
-        if action.is_new:
-            block = saved.here() if isinstance(saved, SimulatedValue) else saved
-            if block is not None:
-                self._hold(action.storage, block)
-        if isinstance(saved, SimulatedValue):
+            if action.is_new:
+                self._hold(action.storage, saved.here())
             self._count(saved)
             self.memory.look()
+        elif saved is not None and action.is_new:
+            self._hold(action.storage, saved)
 
     def _unsave(self, action: p.Unsave) -> None:
         saved = self._handles.pop(action.handle, None)
         if isinstance(saved, SimulatedValue):
+            saved.slots.discard(action.handle)
+            saved.overwritten.pop(action.handle, None)
             self.engine.unsave(saved)
 
     def _end_backward(self, action: p.BackwardEnd) -> None:
@@ -390,7 +401,8 @@ class _Simulation:
             if block is not None and block.value is value:
                 block.content = None
         self._made.clear()
-        if self._is_recording and self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW:
+        is_far_below = self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
+        if self._is_recording and is_far_below and not self.engine.candidates():
             self._is_recording = False
 
     def _describe(self, action: Any, error: PredictedOutOfMemory) -> OutOfMemory:

@@ -104,12 +104,14 @@ class Recipe:
 class SimulatedValue(Value):
     """A value without bytes of its own, only a block that stands for them."""
 
-    __slots__ = ("block", "is_counted", "recipe", "weak")
+    __slots__ = ("block", "is_counted", "overwritten", "recipe", "slots", "weak")
 
     def __init__(self, block: Block, cost: float, parents: tuple[Value, ...], recipe: Recipe) -> None:
         super().__init__(block.n_bytes, cost, parents)
         self.recipe = recipe
         self.block: Block | None = None  # held for autograd, or because it was computed again
+        self.slots: set[int] = set()  # handles that still have the tensor they saved
+        self.overwritten: dict[int, Block] = {}  # handles whose tensor was changed in place since
         self.is_counted = False  # among the evictable bytes
         self.live_in(block)
 
@@ -122,7 +124,8 @@ class SimulatedValue(Value):
         """Its block now holds something else."""
         self.block = None
         self.weak = _dead
-        self.evict()
+        if self.is_resident:
+            self.evict()
 
     def here(self) -> Block | None:
         return self.block if self.block is not None else self.weak()
