@@ -1,7 +1,7 @@
 """Does `windtunnel remat` predict what `windtunnel.dtr` does? Every program, dry once and for real at each threshold.
 
-cpu_programs/*.py ──> one dry run ──> simulate at five thresholds ───┐
-                 └──> real training on the CPU at the same five ────┴──> evictions, rematerialisations, peaks
+    cpu_programs/*.py ──> one dry run ──> simulate at five thresholds ──┐
+                     └──> real training on the CPU at the same five ───┴──> evictions, rematerialisations, peaks
 
 Both are given the same operator costs, so that only the prediction of behaviour is judged, not of speed.
 """
@@ -31,6 +31,7 @@ from windtunnel.timing.cost import CostTable
 __all__ = ["SHARES", "Comparison", "compare_program", "main"]
 
 SHARES = (0.8, 0.6, 0.4, 0.25, 0.1)  # of the way from what cannot be evicted to the peak
+_MODELS = ("gpt", "hf_bert", "hf_qwen2", "resnet50")  # unless others are named
 _HERE = Path(__file__).parent
 _MINIMUM = 1 << 14  # bytes: the programs are small
 
@@ -94,8 +95,7 @@ def compare_program(script: Path, shares: Iterable[float] = SHARES) -> list[Comp
 
 
 def main() -> None:
-    names = sys.argv[1:]
-    scripts = [s for s in sorted((_HERE / "cpu_programs").glob("*.py")) if not names or s.stem in names]
+    scripts = [_HERE / "cpu_programs" / f"{name}.py" for name in sys.argv[1:] or _MODELS]
     table = Table("program", "threshold", "evictions", "computed again", "peak MiB", "worst error", box=None)
     worst: list[float] = []
     for script in scripts:

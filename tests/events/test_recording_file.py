@@ -36,6 +36,7 @@ from windtunnel.events.model import (
     Op,
     Phase,
     RecordStream,
+    Resize,
     Return,
     Role,
     Save,
@@ -78,6 +79,7 @@ EVENTS = {
     Call: st.builds(Call, ids, ids, storages, st.integers(0, 15).map(CallFlag), names, phases),
     Return: st.builds(Return, ids, storages, storages),
     BackwardEnd: st.builds(BackwardEnd),
+    Resize: st.builds(Resize, ids, ids),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -260,6 +262,7 @@ def _one_of_each():
         Call(8, 0, (3, -1), CallFlag.GRAD | CallFlag.COVERS, 2, Phase.FORWARD),
         Return(8, (3,), (9,)),
         BackwardEnd(),
+        Resize(12, 3),
     ]
 
 

@@ -27,6 +27,7 @@ class Script:
     def __init__(self) -> None:
         self.actions: list[p.Action] = []
         self.signatures: list[Signature] = []
+        self.vanishing: set[int] = set()
 
     def call(
         self, name: str, inputs=(), outputs=(), *, sizes=None, written=(), flags=GRAD, scalars=""
@@ -82,7 +83,9 @@ class Script:
         signatures = tuple(self.signatures)
         recording = Recording({}, (), signatures, (), columns, nothing, nothing)
         n_steps = sum(isinstance(action, p.Step) for action in self.actions)
-        return p.Program(tuple(self.actions), signatures, recording, n_steps, False)
+        return p.Program(
+            tuple(self.actions), signatures, recording, n_steps, frozenset(self.vanishing), False
+        )
 
     def costs(self, seconds: float = 1.0) -> ProgramCosts:
         table = CostTable({cost_key(s.name, (i.shape for i in s.inputs)): seconds for s in self.signatures})
@@ -288,6 +291,26 @@ def test_the_floor_is_what_nobody_could_evict():
     script = _chain(4)
     settings = Settings(minimum_size=N)
     assert floor_bytes(script.program(), script.costs(), settings) == (3 * N, 5 * N)
+
+
+def test_a_value_that_reads_a_sharded_weight_is_kept_and_those_after_it_are_not():
+    """v1 = x @ w with w emptied after forward: v1 stays, v2 = exp(v1) can go and come back."""
+    script = Script()
+    script.alloc(0, 9)
+    script.vanishing.add(9)
+    script.call("aten.mm.default", [0, 9], [1])
+    script.save(1, 1)
+    script.free(9)
+    script.call("aten.exp.default", [1], [2])
+    script.save(2, 2)
+    script.free(1, 2)
+    script.call("aten.sin.default", [0], [3])
+    script.call("aten.sin.default", [3], [4])
+    script.free(3, 4)
+    script.backward(1, 2)
+    step = script.run(4 * N).last_step
+    assert (step.evictions, step.rematerialisations) == (1, 1)
+    assert step.peak_live_bytes == 4 * N  # the weight itself is not held by the recipe
 
 
 # -- with an allocator ------------------------------------------------------------------------------------------

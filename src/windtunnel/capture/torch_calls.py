@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_inference import scalars_text, tensor_spec
 from windtunnel.capture.torch_kernels import written_arguments
-from windtunnel.capture.torch_storage import sim_of, world
+from windtunnel.capture.torch_storage import SimStorage, sim_of, world
 from windtunnel.events.model import NO_NAME, CallFlag, Kind, Signature
 
 __all__ = ["CallRecorder"]
@@ -38,6 +38,7 @@ class CallRecorder(TorchDispatchMode):
         self._n_calls = 0
         self._written: dict[Any, tuple[int, ...] | None] = {}  # None: a view
         self._signatures: dict[Any, int] = {}
+        self._weights: dict[int, tuple[SimStorage, int]] = {}  # by key: under which number a call last met it
 
     def start(self) -> None:
         _push_mode(self)
@@ -69,6 +70,9 @@ class CallRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
         targets = list(_tensors(_argument(func, args, kwargs, i) for i in written))
+        for tensor in tensors:
+            if _is_weight(tensor):
+                self._meet(sim_of(tensor))
         self._n_calls += 1
         call = self._n_calls
         recorder = self.recorder
@@ -89,6 +93,15 @@ class CallRecorder(TorchDispatchMode):
                  [_storage(t) for t in targets], results)
             )  # fmt: skip
         return out
+
+    def _meet(self, sim: SimStorage | None) -> None:
+        """A weight is read: has its storage been emptied and filled again since?"""
+        if sim is None:
+            return
+        known = self._weights.get(sim.key)
+        if known is not None and known[0] is sim and known[1] != sim.id:
+            self.recorder.plain_row(Kind.RESIZE, sim.id, known[1])
+        self._weights[sim.key] = (sim, sim.id)
 
     def _written_by(self, func: Any) -> tuple[int, ...] | None:
         if func not in self._written:
@@ -114,6 +127,12 @@ def _flags(args: Any, kwargs: Any, tensors: list[Tensor], targets: list[Tensor])
     if len(targets) == 1 and _covers(targets[0]):
         flags |= _COVERS
     return flags
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """A leaf with a gradient, or a view of one."""
+    base = tensor if tensor._base is None else tensor._base
+    return base.is_leaf and base.requires_grad
 
 
 def _is_odd(tensor: Tensor) -> bool:

@@ -42,6 +42,7 @@ from windtunnel.events.model import (
     Phase,
     Recording,
     RecordStream,
+    Resize,
     Return,
     Role,
     Save,
@@ -349,6 +350,8 @@ def row_of(event: Event) -> Row:
             )  # fmt: skip
         case BackwardEnd():
             return _row(Kind.BACKWARD_END)
+        case Resize():
+            return _row(Kind.RESIZE, event.storage, event.was)
         case Return():
             plain = _row(Kind.RETURN, event.call)
             return (*plain[:-2], event.written, event.outputs)

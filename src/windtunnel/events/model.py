@@ -17,38 +17,11 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "COLUMNS",
-    "NO_NAME",
-    "Alloc",
-    "BackwardEnd",
-    "Build",
-    "Call",
-    "CallFlag",
-    "Collective",
-    "EmptyCache",
-    "Event",
-    "Frame",
-    "Free",
-    "Group",
-    "Kind",
-    "Load",
-    "Mark",
-    "ModuleEnter",
-    "ModuleExit",
-    "Op",
-    "Phase",
-    "RecordStream",
-    "Recording",
-    "Return",
-    "Role",
-    "Save",
-    "Signature",
-    "Step",
-    "Sync",
-    "TensorSpec",
-    "Unsave",
-    "Wait",
-]
+    "COLUMNS", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
+    "Event", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter", "ModuleExit", "Op", "Phase",
+    "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature", "Step", "Sync",
+    "TensorSpec", "Unsave", "Wait",
+]  # fmt: skip
 
 NO_NAME = -1  # "no module", "no frame": an index that points nowhere
 
@@ -76,6 +49,7 @@ class Kind(IntEnum):
     CALL = 18
     RETURN = 19
     BACKWARD_END = 20
+    RESIZE = 21
 
 
 class Phase(IntEnum):
@@ -330,16 +304,24 @@ class BackwardEnd:
     """A `backward()` returned."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A weight's storage was emptied and filled again (sharded training); a call met it under another number."""
+
+    storage: int
+    was: int
+
+
 Event = (
     Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
-    | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd
+    | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd | Resize
 )  # fmt: skip
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
 #   OP id, signature | ALLOC storage, bytes | FREE storage, - | MARK storage, name | RECORD_STREAM storage, -
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
-#   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, -
+#   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, - | RESIZE storage, its number before
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
 # it and for a SAVE of the result of the operator that saves; the flags of a CALL. `role` is set for ALLOC and MARK; for a
 # COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
@@ -438,6 +420,8 @@ class Recording:
                 return Call(subject, value, read, CallFlag(extra), module, Phase(phase))
             case Kind.BACKWARD_END:
                 return BackwardEnd()
+            case Kind.RESIZE:
+                return Resize(subject, value)
             case Kind.RETURN:
                 return Return(subject, self._storages(self.inputs, i), self._storages(self.outputs, i))
             case _:

@@ -112,6 +112,7 @@ class Program:
     signatures: tuple[Signature, ...]
     recording: Recording
     n_steps: int
+    vanishing: frozenset[int]  # storages of sharded weights, which come and go
     is_inferred: bool  # what autograd saves was guessed from an ordinary recording
 
     def place(self, row: int) -> str:
@@ -128,7 +129,9 @@ def read_program(recording: Recording) -> Program:
     is_inferred = not np.any(kinds == Kind.CALL)
     actions = list(_inferred(recording, rows) if is_inferred else _recorded(rows))
     n_steps = int(np.count_nonzero(kinds == Kind.STEP))
-    return Program(tuple(actions), recording.signatures, recording, n_steps, is_inferred)
+    resized = [row for row in rows if row.kind == Kind.RESIZE]
+    vanishing = frozenset(storage for row in resized for storage in (row.subject, row.value))
+    return Program(tuple(actions), recording.signatures, recording, n_steps, vanishing, is_inferred)
 
 
 # -- rows of the rank's own device ------------------------------------------------------------------------------

@@ -125,9 +125,13 @@ class _Simulation:
         return self._capacity
 
     def is_held(self, value: SimulatedValue) -> bool:  # type: ignore[override]
-        return value.block is None or value.block.holders > 0
+        if value.block is None or value.block.holders > 0:
+            return True
+        return bool(self.program.vanishing) and not value.is_computable()
 
     def drop(self, value: SimulatedValue) -> None:  # type: ignore[override]
+        if value.must_stay():
+            return
         block, value.block = value.block, None
         value.slots.clear()
         self._count(value)
@@ -171,7 +175,7 @@ class _Simulation:
 
     def _count(self, value: SimulatedValue) -> None:
         """Keep the sum of what could be evicted."""
-        is_evictable = value.block is not None and value.block.holders == 0
+        is_evictable = not self.is_held(value)
         if is_evictable != value.is_counted:
             value.is_counted = is_evictable
             self.memory.evictable_bytes += value.n_bytes if is_evictable else -value.n_bytes
@@ -250,7 +254,7 @@ class _Simulation:
         found = self._reads(call)
         made: list[SimulatedValue] = []
         if found.is_possible:
-            recipe = Recipe(self._held_by(call, found), sum(sizes), sizes, None)
+            recipe = self._recipe(call, found, sum(sizes), sizes, None)
             parents = tuple(found.values)
             for block in blocks:
                 value = None
@@ -280,7 +284,7 @@ class _Simulation:
             found = self._reads(call, targets[0])
             if found.is_possible:
                 n_bytes = targets[0].n_bytes
-                self._write = found, Recipe(self._held_by(call, found), n_bytes, (n_bytes,), old)
+                self._write = found, self._recipe(call, found, n_bytes, (n_bytes,), old)
 
     def _end_write(self, call: p.Call) -> None:
         targets = self._blocks(call.written)
@@ -296,11 +300,14 @@ class _Simulation:
         self._note_made([value], found)
         self.engine.after(self.costs.key(call), 0, seconds, found.values, [value])
 
-    def _held_by(self, call: p.Call, found: Reads) -> tuple[Block, ...]:
-        """What a recipe keeps: blocks that are no values, and the state of the generator it draws from."""
+    def _recipe(self, call: p.Call, found: Reads, n_bytes: int, sizes: tuple[int, ...], old: Any) -> Recipe:
+        """It keeps blocks that are no values, and the state of the generator it draws from."""
+        held = tuple(found.constants)
         if call.flags & CallFlag.SEEDED and not self.is_cuda:
-            return (*found.constants, self.memory.make(_HOST_GENERATOR_BYTES))
-        return tuple(found.constants)
+            held = (*held, self.memory.make(_HOST_GENERATOR_BYTES))
+        recipe = Recipe(held, n_bytes, sizes, old)
+        recipe.reads_vanishing = found.reads_vanishing
+        return recipe
 
     def _note_made(self, made: list[SimulatedValue], found: Reads) -> None:
         self._made += map(ref, made)
@@ -350,7 +357,7 @@ class _Simulation:
         if skipped is None:
             signature = self.program.signatures[call.signature]
             skipped = self._skipped[call.signature] = running_statistics(signature)
-        return Reads(call, self._storages, skipped, written)
+        return Reads(call, self._storages, self.program.vanishing, skipped, written)
 
     # -- autograd -------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Block:
 class Recipe:
     """How a call's results can be had again."""
 
-    __slots__ = ("constants", "n_bytes", "results", "sizes", "writes")
+    __slots__ = ("constants", "n_bytes", "reads_vanishing", "results", "sizes", "writes")
 
     def __init__(
         self, constants: tuple[Block, ...], n_bytes: int, sizes: tuple[int, ...], writes: Any
@@ -99,6 +99,7 @@ class Recipe:
         self.sizes = sizes  # of its results
         self.results: list[ref[SimulatedValue] | None] = []  # the values among them
         self.writes = writes  # the value it writes over, BLANK, or None
+        self.reads_vanishing = False  # a sharded weight, which may be away when it would run again
 
 
 class SimulatedValue(Value):
@@ -126,6 +127,23 @@ class SimulatedValue(Value):
         self.weak = _dead
         if self.is_resident:
             self.evict()
+
+    def is_computable(self) -> bool:
+        """False if it, or something unsaved that it is computed from, reads a weight that may be away then."""
+        waiting, seen = [self], {self}
+        while waiting:
+            each = waiting.pop()
+            if each.recipe.reads_vanishing:
+                return False
+            for parent in each.parents:
+                if not parent.saves and parent not in seen:
+                    seen.add(parent)
+                    waiting.append(parent)
+        return True
+
+    def must_stay(self) -> bool:
+        """True for one that reads such a weight and that living values are computed from."""
+        return self.recipe.reads_vanishing and next(self.children, None) is not None
 
     def here(self) -> Block | None:
         return self.block if self.block is not None else self.weak()

@@ -17,7 +17,12 @@ __all__ = ["Reads", "running_statistics"]
 
 class Reads:
     def __init__(
-        self, call: Call, blocks: Mapping[int, Block], skipped: Collection[int], written: Block | None = None
+        self,
+        call: Call,
+        blocks: Mapping[int, Block],
+        vanishing: Collection[int],
+        skipped: Collection[int],
+        written: Block | None = None,
     ) -> None:
         """`skipped`: places among the inputs that a second run leaves out. `written`: what the call writes over."""
         self.values: dict[SimulatedValue, None] = {}  # in order, each once
@@ -25,9 +30,14 @@ class Reads:
         self.constants: list[Block] = []
         self.has_constants = False
         self.is_possible = not call.flags & CallFlag.ODD
+        self.reads_vanishing = False
         self._is_filling = False
         for place, storage in enumerate(call.inputs):
-            if place not in skipped:
+            if storage in vanishing:
+                self.reads_vanishing = self.has_constants = (
+                    True  # not held: it is emptied under whoever holds it
+                )
+            elif place not in skipped:
                 self._read(blocks.get(storage), written if place == 0 else None)
         if not (self.values or self.has_constants or self._is_filling):
             self.is_possible = False
