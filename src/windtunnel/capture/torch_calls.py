@@ -143,6 +143,8 @@ def _is_odd(tensor: Tensor) -> bool:
         or tensor.is_neg()
     ):
         return True
+    if hasattr(tensor if tensor._base is None else tensor._base, "ds_id"):
+        return True  # DeepSpeed gives a weight other data to free it
     # A host number may meet any device, and where the host is the device real memory is as good as any.
     return _storage(tensor) < 0 and tensor.dim() > 0 and world.device_type != "cpu"
 
