@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.remat.handmade import Tape, chain
 from windtunnel.errors import MissingFramework
+from windtunnel.remat import selective
 from windtunnel.remat.account import play
 from windtunnel.remat.advisor import lowest_possible
 from windtunnel.remat.blocks import find_blocks
@@ -43,6 +44,18 @@ def test_what_comes_back_early_is_known_to_be_in_the_way():
     found = select(problem, 91, LONG)
     assert found.choice.dropped == {1, 2}
     assert (found.played.seconds, found.played.peak_bytes, found.gap) == (19.0, 91, 0.0)
+
+
+@pytest.mark.parametrize("most_exact", [60, 0])
+def test_neighbours_that_would_come_back_together_are_not_both_dropped(monkeypatch, most_exact):
+    """30 and 40 are the cheapest 70 bytes; but 40 needs 30, and with both back its gradient has no room."""
+    monkeypatch.setattr(selective, "_EXACT_UNITS", most_exact)
+    problem = Problem(*chain([20, 30, 40, 40], [6, 2, 3, 3]).program())
+    found = select(problem, 111, LONG)
+    assert found.choice.dropped == {0, 2}
+    assert (found.played.recompute_seconds, found.played.peak_bytes, found.gap) == (9.0, 111, 0.0)
+    cheapest = problem.play(Choice(frozenset({1, 2})))
+    assert (cheapest.recompute_seconds, cheapest.peak_bytes) == (5.0, 131)
 
 
 def test_a_budget_below_one_operator_is_impossible():
