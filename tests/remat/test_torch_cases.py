@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -269,6 +270,45 @@ def test_a_weight_given_other_data_between_forward_and_backward():
     check(program)
 
 
+class _Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ROWS, WIDTH))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_weights_that_are_gathered_and_freed_as_deepspeed_does():
+    """Stage 3 gives each weight its full data for its layer only; no recipe may keep that data alive."""
+
+    def program():
+        model = nn.Sequential(*[each for _ in range(6) for each in (_Scale(), nn.Tanh())])
+        shards, gathered = {}, []
+
+        def free(layer, *_):
+            shards[layer] = layer.weight.detach().numpy().copy()
+            layer.weight.data = torch.empty(0)
+
+        def gather(layer, *_):
+            layer.weight.data = torch.zeros(ROWS, WIDTH)
+            layer.weight.detach().numpy()[:] = shards[layer]
+            gathered.append(weakref.ref(layer.weight.untyped_storage()))
+
+        for i, layer in enumerate(model[::2]):
+            layer.weight.ds_id = i
+            free(layer)
+            layer.register_forward_pre_hook(gather)
+            layer.register_forward_hook(free)
+            layer.register_full_backward_pre_hook(gather)
+        loss = model(_data().requires_grad_()).square().mean()
+        assert [each for each in gathered if each() is not None] == []
+        loss.backward()
+        return [loss, *(p.grad for p in model.parameters())]
+
+    check(program, evicts=False)
+
+
 def test_inputs_changed_in_place_after_use():
     def program():
         model = _layers()
@@ -285,19 +325,19 @@ def test_inputs_changed_in_place_after_use():
 def test_writes_after_writes_to_what_was_read():
     """The input is gone, so what was computed from it is kept; then that is overwritten too."""
 
-    def program():
-        model = _layers()
-        data = _data()
-        x = data * 2
-        data.zero_()
-        y = x * 3
-        z = y.sin()
-        x.add_(1)
-        loss = (model(z) + x).square().mean()
-        loss.backward()
-        return [loss, *(p.grad for p in model.parameters())]
+    def forward(model, h):
+        scale = torch.ones(WIDTH, requires_grad=True)
+        for i, layer in enumerate(model):
+            data = _data(i)
+            x = data + scale
+            data.zero_()
+            y = x * 3
+            z = y.sin()
+            x.add_(1)
+            h = torch.tanh(layer(h) * z + x)
+        return h
 
-    check(program)
+    check(lambda: _trained(_linears(), forward))
 
 
 def test_sparse_tensors_among_others():
@@ -311,6 +351,25 @@ def test_sparse_tensors_among_others():
             loss.backward()
             optimizer.step()
         return [loss, table.weight, table.weight.grad.to_dense(), *(p.grad for p in model.parameters())]
+
+    check(program)
+
+
+@pytest.mark.parametrize("read", [lambda array: torch.from_numpy(array) * 2, torch.tensor])
+def test_memory_of_numpy_is_read_once(read):
+    """A buffer that is filled again before backward: what came from it is kept, not computed again."""
+
+    def program():
+        model = _linears(4)
+        array = np.empty((ROWS, WIDTH), dtype=np.float32)
+        x = _data()
+        for i, layer in enumerate(model):
+            array[:] = _data(i).numpy()
+            x = torch.tanh(layer(x) * read(array))
+        array[:] = 0
+        loss = x.square().mean()
+        loss.backward()
+        return [loss, *(p.grad for p in model.parameters())]
 
     check(program)
 

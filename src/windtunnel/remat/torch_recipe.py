@@ -121,11 +121,11 @@ class Recipe:
         self.results: list[ref[LiveValue] | None] = []
         self.writes: ValueView | Blank | None = None  # the argument it writes into, if it does
 
-    def constants(self) -> Iterator[torch.Tensor]:
+    def constants(self) -> Iterator[Constant]:
         for each in (*self.args, *self.kwargs.values()):
             for one in each if isinstance(each, (list, tuple)) else (each,):
                 if type(one) is Constant:
-                    yield one.tensor
+                    yield one
 
     def run(
         self, device: torch.device, take: torch.UntypedStorage | None = None

@@ -255,7 +255,13 @@ class _References:
             self._is_possible = False  # reads memory nobody has written, as far as we can see
             return None
         self.has_constants = True
-        return Constant(tensor)
+        constant = Constant(tensor)
+        weight = constant.tracker
+        if hasattr(weight, "ds_id"):  # DeepSpeed gives a weight other data to free it: a recipe would keep it
+            self._is_possible = False
+        elif not (type(weight) is torch.nn.Parameter or storage.resizable() or storage.is_shared()):
+            self._is_possible = False  # numpy's memory, or another library's, that may change without a word
+        return constant
 
 
 def _shapes(args: Any) -> tuple[Any, ...]:

@@ -155,10 +155,10 @@ class Runtime:
             storage._windtunnel = ref(value)
 
     def note_constants(self, recipe: Recipe, made: Iterable[LiveValue]) -> None:
-        for tensor in recipe.constants():
-            storage = tensor.untyped_storage()
+        for constant in recipe.constants():
+            storage = constant.tensor.untyped_storage()
             storage._windtunnel_is_read = True
-            self._vanishing.look_at(tensor, storage)
+            self._vanishing.look_at(constant.tracker, storage)
         self._readers.update(made)
 
     def before_write(self, tensor: torch.Tensor) -> None:
@@ -171,7 +171,9 @@ class Runtime:
         if not self._readers or not storage.__dict__.get("_windtunnel_is_read"):
             return
         for value in list(self._readers):
-            if any(each.untyped_storage()._cdata == storage._cdata for each in value.recipe.constants()):
+            if any(
+                each.tensor.untyped_storage()._cdata == storage._cdata for each in value.recipe.constants()
+            ):
                 self.freeze(value)
                 self._readers.discard(value)
 

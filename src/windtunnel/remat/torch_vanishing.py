@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.distributed._composable_state import _module_state_mapping
 
 from windtunnel.remat.torch_recipe import LiveValue
 
@@ -24,7 +25,8 @@ _SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param"
 class VanishingWeights:
     def __init__(self) -> None:
         self._has_any = False
-        self._sharded: list[Any] | None = None  # torch's FSDPParam objects
+        self._sharded: list[Any] = []  # torch's FSDPParam objects
+        self._n_modules = -1  # that torch shards, when we last looked for them
 
     def look_at(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
         """A recipe reads this tensor: note on its storage if it is the full copy of a sharded weight."""
@@ -35,9 +37,10 @@ class VanishingWeights:
             or not torch.distributed.is_initialized()
         ):
             return
-        if self._sharded is None:
+        if len(_module_state_mapping) != self._n_modules:  # another model has been sharded
+            self._n_modules = len(_module_state_mapping)
             self._sharded = [each for each in gc.get_objects() if type(each) is module.FSDPParam]
-        vanishes = any(_is_full_copy(each, storage) for each in self._sharded)
+        vanishes = _is_flat(tensor) or any(_is_full_copy(each, storage) for each in self._sharded)
         storage._windtunnel_vanishes = vanishes
         self._has_any |= vanishes
 
@@ -63,10 +66,16 @@ class VanishingWeights:
 
 def _reads_vanishing(value: Any) -> bool:
     return any(
-        tensor.untyped_storage().__dict__.get("_windtunnel_vanishes") for tensor in value.recipe.constants()
+        constant.tensor.untyped_storage().__dict__.get("_windtunnel_vanishes")
+        for constant in value.recipe.constants()
     )
 
 
 def _is_full_copy(parameter: Any, storage: torch.UntypedStorage) -> bool:
     full = getattr(parameter, "_unsharded_param", None)
     return full is not None and full.untyped_storage()._cdata == storage._cdata
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
+    """Part of the one flat weight that the older FullyShardedDataParallel makes of a module."""
+    return hasattr(tensor if tensor._base is None else tensor._base, "_full_param_padded")
