@@ -426,7 +426,10 @@ def test_a_buffer_that_follows_activations():
                 x = x + self.mean
             return x
 
-    check(lambda: _trained(Follower()))
+    statistics = check(lambda: _trained(Follower()))
+    assert (
+        statistics.guarded_rounds == 0
+    )  # what is had again for a write amid the forward does not end the round
 
 
 # -- checkpoint, autocast, accumulation ---------------------------------------------------------------------------

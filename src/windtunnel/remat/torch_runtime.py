@@ -148,7 +148,9 @@ class Runtime:
         """Never drop this value again."""
         value.pins += 1
         if not value.is_resident:
+            is_in_backward = self.engine.is_in_backward
             self.engine.fetch(value)
+            self.engine.is_in_backward = is_in_backward  # a write amid the forward does not end it
         storage = value.here()
         value.storage = storage
         if storage is not None:
