@@ -1081,3 +1081,42 @@ def test_values_below_the_minimum_size_are_left_alone():
             run(lambda: _trained(_layers()))
         assert (live.engine.statistics.evictions > 0) == is_evicted
     assert n_bytes > MINIMUM
+
+
+# -- when the device has no room ----------------------------------------------------------------------------------
+
+
+def _full_device(asked: str, fails: int):
+    """An operator whose allocation fails so many times."""
+    left = [fails]
+
+    def call():
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity"
+            )
+        return "done"
+
+    return call
+
+
+def test_a_failed_allocation_evicts_what_it_asked_for_and_tries_again():
+    n_bytes = ROWS * WIDTH * 4
+    expected = run(lambda: _trained(_layers(), steps=1))
+    with runtime(1 << 40) as live:
+        torch.manual_seed(0)
+        model = _layers()
+        loss = model(_data(0)).square().mean()
+        assert live._retrying(_full_device("96.00 KiB", 1)) == "done"
+        assert live.engine.statistics.evictions == 3
+        assert live.engine.statistics.evicted_bytes == 3 * n_bytes
+        assert live._retrying(_full_device("1.00 GiB", 1)) == "done"  # all there is
+        assert live.engine.candidates() == []
+        assert live.engine.statistics.failed_allocations == 2
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"Tried to allocate 32.00 KiB.*in use, of which 0 B could be"
+        ):
+            live._retrying(_full_device("32.00 KiB", 1))
+        loss.backward()
+    assert bits([loss, *(p.grad for p in model.parameters())]) == expected[: 1 + 12]
