@@ -225,6 +225,24 @@ def test_batch_norm_updates_its_statistics_once():
     check(program)
 
 
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_batch_norm_read_in_evaluation_then_updated_in_training(has_gradients):
+    def program():
+        layers = [
+            each for _ in range(4) for each in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Tanh())
+        ]
+        model = nn.Sequential(*layers)
+        x = _data().view(4, 8, 16, 16)
+        first = model.eval()(x)
+        with torch.set_grad_enabled(has_gradients):
+            second = model.train()(x.sin())
+        loss = (first * second).square().mean()
+        loss.backward()
+        return [loss, *model.state_dict().values(), *(p.grad for p in model.parameters())]
+
+    check(program, shares=(0.6, 0.4))
+
+
 def test_a_bias_changed_between_forward_and_backward():
     def program():
         model = _layers()

@@ -59,6 +59,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if conduct == Conduct.WRITES:
             return self._write(func, traits, args, kwargs)
+        if traits.statistics and _is_training(args):
+            self._before_hidden_writes(traits, args)
         if not torch.is_grad_enabled() or self.runtime.is_on_side_stream():
             return func(*args, **kwargs)
         if conduct == Conduct.PLAIN:
@@ -181,6 +183,13 @@ class Recorder(TorchDispatchMode):
         if key is None:
             key = self._keys[name, shapes] = cost_key(name, shapes)
         return key
+
+    def _before_hidden_writes(self, traits: Traits, args: Any) -> None:
+        """Running statistics are updated without a word in the schema."""
+        with self.runtime.lock:
+            for position in traits.statistics:
+                if isinstance(args[position], torch.Tensor):
+                    self.runtime.before_write(args[position])
 
     def _is_ours(self, tensor: Any) -> bool:
         return (
