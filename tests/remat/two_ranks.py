@@ -19,7 +19,36 @@ from tests.remat.models import Gpt
 from tests.remat.training import CPU, METER, bits, live_bytes, runtime
 
 STEPS = 4
-KINDS = ("ddp", "fsdp", "fsdp2")
+KINDS = ("ddp", "fsdp", "fsdp2", "tensor_parallel")
+
+
+class Reduce(torch.autograd.Function):
+    """The sum over ranks, in place; its gradient is the gradient (as Megatron has it)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class RowParallel(nn.Module):
+    """Layers of which each rank has half the columns: what they give is summed over ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(256, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 256, bias=False) for _ in range(6))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = Reduce.apply(layer(x))
+            x = torch.tanh(x * x)[..., :64]
+        return x.repeat(1, 1, 4)
 
 
 def main(rank: int, store: str) -> None:
@@ -49,7 +78,9 @@ def _train(kind: str, rank: int) -> tuple[list[str], int]:
     torch.manual_seed(0)
     before = live_bytes()
     model = Gpt(depth=4)
-    if kind == "ddp":
+    if kind == "tensor_parallel":
+        model = RowParallel()
+    elif kind == "ddp":
         model = DistributedDataParallel(model, bucket_cap_mb=0.2)
     elif kind == "fsdp":
         for i, block in enumerate(model.blocks):

@@ -287,13 +287,16 @@ def _written_tensors(traits: Traits, args: Any, kwargs: Any) -> list[torch.Tenso
     found: list[torch.Tensor] = []
     for position in traits.written:
         if position == -1:
-            candidates = list(kwargs.values())
+            waiting = list(kwargs.values())
         else:
-            candidates = [args[position]] if position < len(args) else []
-        for each in candidates:
-            for one in each if type(each) in (list, tuple) else (each,):
-                if isinstance(one, torch.Tensor) and one.layout is torch.strided:
-                    found.append(one)
+            waiting = [args[position]] if position < len(args) else []
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, torch.Tensor):
+                if each.layout is torch.strided:
+                    found.append(each)
+            elif type(each) in (list, tuple):
+                waiting += each  # collectives have lists of lists
     return found
 
 

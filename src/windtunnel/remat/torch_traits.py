@@ -21,6 +21,9 @@ FILLS = frozenset(
 )
 _BLANKS = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 
+# Collectives write into these arguments and their schemas do not say so.
+_WRITTEN_BY_COLLECTIVES = frozenset("tensors output outputs output_tensor output_tensors".split())
+
 
 class Conduct(IntEnum):
     VIEW = 0  # result shares memory with an input
@@ -48,7 +51,8 @@ def traits_of(operator: Any, is_cuda: bool) -> Traits:
     written = tuple(
         -1 if argument.kwarg_only else i
         for i, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or (name.startswith("c10d.") and base != "send" and argument.name in _WRITTEN_BY_COLLECTIVES)
     )
     is_view = not written and any(result.alias_info is not None for result in schema.returns)
     tags = operator.tags
