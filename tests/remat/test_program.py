@@ -8,6 +8,7 @@ from windtunnel.events.model import (
     BackwardEnd,
     Call,
     CallFlag,
+    Collective,
     Event,
     Free,
     Load,
@@ -111,6 +112,14 @@ def test_a_weight_that_was_emptied_and_filled_again_is_not_saved(tmp_path):
         ],
     )
     assert [type(a) for a in program.actions[2:]] == [p.Alloc, p.Free, p.Alloc, p.Free]
+
+
+def test_a_collective_is_a_call_that_writes(tmp_path):
+    program = _read(
+        tmp_path,
+        [Call(1, 0), Return(1), Collective(5, 3, 0, (1,), (2,)), Collective(6, 3, 0, (1,), (2,), phase=BACK)],
+    )
+    assert program.actions[2:] == (p.Call(2, "aten.mul.Tensor", 3, (1,), (2,), (), 0, ()), p.Return(2))
 
 
 def test_memory_of_another_device_does_not_count(tmp_path):

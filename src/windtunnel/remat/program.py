@@ -155,12 +155,14 @@ def _rows(recording: Recording) -> list[_Row]:
     kinds, devices = columns["kind"], columns["device"]
     of_memory = (kinds == Kind.ALLOC) | (kinds == Kind.FREE)
     wanted = np.zeros(256, bool)
-    wanted[[Kind.OP, Kind.ALLOC, Kind.FREE, Kind.STEP, *range(Kind.SAVE, _LAST_KIND + 1)]] = True
+    wanted[
+        [Kind.OP, Kind.ALLOC, Kind.FREE, Kind.STEP, Kind.COLLECTIVE, *range(Kind.SAVE, _LAST_KIND + 1)]
+    ] = True
     keep = np.flatnonzero(wanted[kinds] & (~of_memory | (devices == _main_device(recording))))
     lists = [columns[name][keep].tolist() for name in ("kind", "subject", "value", "extra", "phase")]
     inputs, outputs = _tuples(recording.inputs, keep), _tuples(recording.outputs, keep)
     names = [signature.name for signature in recording.signatures]
-    has_name = (Kind.OP, Kind.CALL)
+    has_name = (Kind.OP, Kind.CALL, Kind.COLLECTIVE)
     return [
         _Row(index, kind, subject, value, extra, phase, read, made, names[value] if kind in has_name else "")
         for index, kind, subject, value, extra, phase, read, made in zip(
@@ -205,6 +207,10 @@ def _recorded(rows: list[_Row]) -> Iterator[Action]:
             case Kind.CALL:
                 yield calls[row.subject]
             case Kind.RETURN:
+                yield Return(row.index)
+            case Kind.COLLECTIVE if row.outputs and row.phase != Phase.BACKWARD:
+                # It writes into its outputs; in backward nobody watches.
+                yield Call(row.index, row.name, row.value, row.inputs, row.outputs, (), 0, ())
                 yield Return(row.index)
             case Kind.SAVE if row.subject not in vanishing:
                 yield Save(row.index, row.subject, row.value, row.extra == 1)
