@@ -57,7 +57,7 @@ def test_the_defaults():
     assert dtr.eviction_threshold in (0, "0")
     assert dtr.evictee_minimum_size == MIB
     assert dtr.enable_sqrt_sampling is False
-    assert dtr.policy == "dtr"
+    assert dtr.policy == "ancestors"
     assert not dtr.is_enabled()
 
 

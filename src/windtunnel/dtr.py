@@ -23,7 +23,7 @@ from typing import Any
 from windtunnel.errors import UsageError
 from windtunnel.frameworks import load
 from windtunnel.remat.engine import BY_ADDRESS, Settings
-from windtunnel.remat.policy import POLICIES
+from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.statistics import Statistics
 from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, parse_bytes
@@ -60,7 +60,7 @@ class _Switchboard:
         self.set_threshold(_from_environment(environment, "EVICTION_THRESHOLD", "0"))
         self.set_minimum(_from_environment(environment, "EVICTEE_MINIMUM_SIZE", str(MIB)))
         self.set_sampling(_switch(_from_environment(environment, "ENABLE_SQRT_SAMPLING", "0")))
-        self.set_policy(_from_environment(environment, "POLICY", "dtr"))
+        self.set_policy(_from_environment(environment, "POLICY", DEFAULT_POLICY))
 
     def set_threshold(self, size: int | str | None) -> None:
         """None and 0: no threshold, act only when an allocation does not fit."""

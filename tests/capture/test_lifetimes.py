@@ -296,3 +296,16 @@ def test_nothing_is_left_after_a_training_step_but_what_must_be():
     sizes = simulate(program).answer
     weights = 4096 + 512 + 1024 + 512
     assert sizes == [3 * weights] * 4  # AdamW's step counters stay on the host
+
+
+def test_a_process_that_has_trained_before_can_be_simulated():
+    """autograd counts devices at the first backward of a process, here before there is a simulated one."""
+    torch.ones(3, requires_grad=True).sum().backward()
+
+    def program():
+        weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+        (weight * 2).sum().backward()
+        (weight * 3).sum().backward()
+        return weight.grad.shape
+
+    assert simulate(program).answer == (4, 4)

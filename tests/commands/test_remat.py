@@ -163,7 +163,7 @@ def test_all_policies_are_compared(chain, capsys):
     argv = ["--device", CARD, "--allocator", "cpu", "--thresholds", "16MB", "--policy", "all", chain]
     _, document = _document(capsys, *argv)
     policies = [point["policy"] for point in document["points"]]
-    assert policies == ["dtr", "local", "lru", "largest", "msps", "contiguous"]
+    assert policies == ["dtr", "local", "lru", "largest", "msps", "ancestors", "contiguous"]
     assert main(["remat", *argv]) == 0
     out = capsys.readouterr().out
     assert f'dtr.policy = "{document["best"]["policy"]}"; dtr.enable()' in out

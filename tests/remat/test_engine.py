@@ -159,11 +159,13 @@ def _choice(policy, **extra):
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected"), [("dtr", "a"), ("local", "d"), ("lru", "d"), ("largest", "b"), ("msps", "c")]
+    ("policy", "expected"),
+    [("dtr", "a"), ("local", "d"), ("lru", "d"), ("largest", "b"), ("msps", "c"), ("ancestors", "a")],
 )
 def test_policies_choose_differently(policy, expected):
     # Last used: d at 53, a at 57, b at 61, c at 62; now it is 63.
     # dtr: a 4/600, b 4/300, c 1/100, d (3 + 50)/1000; local: d 3/1000; msps: c 1/100, b 4/150, a 4/100, d 53/100.
+    # ancestors: as dtr, because here nothing that is gone was computed from what is left.
     assert _choice(policy) == expected
     assert policy in POLICIES
 

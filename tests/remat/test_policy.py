@@ -7,7 +7,17 @@ from math import inf
 import pytest
 
 from windtunnel.errors import UsageError
-from windtunnel.remat.policy import POLICIES, dtr, largest, local, lru, msps, neighbour_cost, policy_named
+from windtunnel.remat.policy import (
+    POLICIES,
+    ancestors,
+    dtr,
+    largest,
+    local,
+    lru,
+    msps,
+    neighbour_cost,
+    policy_named,
+)
 from windtunnel.remat.value import Value
 
 
@@ -74,17 +84,19 @@ def test_lru_and_largest():
     assert largest(new, 3.0) < largest(old, 3.0)
 
 
-@pytest.mark.parametrize("policy", [dtr, local])
+@pytest.mark.parametrize("policy", [dtr, local, ancestors])
 def test_what_is_used_this_moment_goes_last(policy):
     assert policy(Value(10, 1.0, last_used=3.0), 3.0) == inf
 
 
-@pytest.mark.parametrize("policy", [dtr, local, largest, msps])
+@pytest.mark.parametrize("policy", [dtr, local, largest, msps, ancestors])
 def test_what_frees_nothing_goes_last(policy):
     assert policy(Value(0, 1.0), 3.0) == inf
 
 
 def test_policies_are_found_by_name():
     assert all(policy_named(name) is policy for name, policy in POLICIES.items())
-    with pytest.raises(UsageError, match=r"no policy 'newest' \(try one of dtr, local, lru, largest, msps\)"):
+    with pytest.raises(
+        UsageError, match=r"no policy 'newest' \(try one of dtr, local, lru, largest, msps, ancestors\)"
+    ):
         policy_named("newest")

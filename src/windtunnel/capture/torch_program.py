@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from windtunnel.capture import torch_kernels as kernels
 from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.torch_engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.torch_storage import sim_of
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -146,7 +147,7 @@ class _Follower:
                 recorder.phase = int(Phase.BACKWARD)
                 follower.spans = follower.own_spans()
                 try:
-                    return engine.run_backward(*args, **kwargs)
+                    return _run_backward(engine, args, kwargs)
                 finally:
                     recorder.phase, recorder.module, follower.spans = before
                     if recorder.phase == Phase.BUILD:
@@ -194,6 +195,16 @@ class _Follower:
             if self.leader() in (optimizer, None):  # of several optimizers, the first counts the steps
                 self.leader = weakref.ref(optimizer)
                 self.recorder.end_step()
+
+
+def _run_backward(engine: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return engine.run_backward(*args, **kwargs)
+    except RuntimeError as error:
+        if not is_missing_threads(error):
+            raise
+    start_threads()  # nothing has run yet: the engine refused the first node
+    return engine.run_backward(*args, **kwargs)
 
 
 class _Spans:

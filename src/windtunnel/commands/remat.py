@@ -34,7 +34,7 @@ from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageE
 from windtunnel.memory import Allocator
 from windtunnel.remat.curve import Curve, Question, has_backward, trace_curve
 from windtunnel.remat.engine import BY_ADDRESS, Settings
-from windtunnel.remat.policy import POLICIES
+from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.program import Program, read_program
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
@@ -60,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the card: NAME, NAME:mem=40GiB or a TOML file (default {DEFAULT_DEVICE}, or the recording's)")  # fmt: skip
     add("--thresholds", metavar="SIZES",
         help="2GB..9GB, 2GB..9GB:0.5GB, 4GB,6GB or 40%%..90%%:10%% (default: about ten that make sense)")  # fmt: skip
-    add("--policy", default="dtr", metavar="NAME",
-        help=f"what to evict first: {', '.join((*POLICIES, BY_ADDRESS))}, or all to compare (default dtr)")  # fmt: skip
+    add("--policy", default=DEFAULT_POLICY, metavar="NAME",
+        help=f"what to evict first: {', '.join((*POLICIES, BY_ADDRESS))}, or all to compare"
+        f" (default {DEFAULT_POLICY})")  # fmt: skip
     add(
         "--minimum-size",
         default=str(MIB),
@@ -119,7 +120,14 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings(minimum_size=minimum_size, is_sampling=args.sampling, policy=policies[0])
         budgets = thresholds.sizes if thresholds else None
         return give_advice(
-            program, costs, device, settings, budgets, subject=source.subject, folder=folder, is_json=args.json
+            program,
+            costs,
+            device,
+            settings,
+            budgets,
+            subject=source.subject,
+            folder=folder,
+            is_json=args.json,
         )
     question = Question(
         program,
@@ -314,7 +322,7 @@ def _next(args: argparse.Namespace, folder: Path | None, allocator: str, curve: 
     if best is None:
         return f"next: {others}   (or a smaller micro-batch)"
     is_one = len(curve.policies) == 1
-    policy = "" if is_one else f' dtr.policy = "{best.policy}";'
+    policy = "" if is_one and best.policy == DEFAULT_POLICY else f' dtr.policy = "{best.policy}";'
     size = write_size(best.threshold or 0)
     lines = [
         f'next: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{size}";{policy} dtr.enable()'

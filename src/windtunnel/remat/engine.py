@@ -26,13 +26,14 @@ from weakref import ref
 
 from windtunnel.remat.address_run import cheapest_run
 from windtunnel.remat.guard import Guard
-from windtunnel.remat.policy import Policy, policy_named
+from windtunnel.remat.policy import DEFAULT_POLICY, Policy, policy_named
 from windtunnel.remat.statistics import Statistics
 from windtunnel.remat.value import Value
 from windtunnel.units import MIB
 
 __all__ = ["BY_ADDRESS", "Engine", "Host", "Settings"]
 
+_UNASKED_SHARE = 0.85  # of the device, without a threshold: what backward allocates itself cannot wait for an eviction
 _SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates unseen, more may not fit
 BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
 
@@ -44,7 +45,7 @@ class Settings:
     threshold: int | None = None  # bytes; None: whatever the device has
     minimum_size: int = MIB
     is_sampling: bool = False
-    policy: str = "dtr"
+    policy: str = DEFAULT_POLICY
 
 
 class Host(Protocol):
@@ -92,7 +93,7 @@ class Engine:
         if threshold != self._threshold:  # what the guard learnt was about another one
             self._threshold = threshold
             self.guard.floor = 0
-        return max(threshold or self.host.capacity(), self.guard.floor)
+        return max(threshold or int(self.host.capacity() * _UNASKED_SHARE), self.guard.floor)
 
     def is_near(self) -> bool:
         """Could one more operator go over the limit? While this is False nothing needs to be looked up."""

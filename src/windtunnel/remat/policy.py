@@ -14,7 +14,19 @@ from math import inf
 from windtunnel.errors import UsageError
 from windtunnel.remat.value import Value
 
-__all__ = ["POLICIES", "Policy", "dtr", "largest", "local", "lru", "msps", "neighbour_cost", "policy_named"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "Policy",
+    "ancestors",
+    "dtr",
+    "largest",
+    "local",
+    "lru",
+    "msps",
+    "neighbour_cost",
+    "policy_named",
+]
 
 Policy = Callable[[Value, float], float]  # (value, now) -> score
 
@@ -59,7 +71,28 @@ def msps(value: Value, now: float) -> float:
     return (value.cost + value.ancestor_cost()) / value.n_bytes if value.n_bytes else inf
 
 
-POLICIES: dict[str, Policy] = {"dtr": dtr, "local": local, "lru": lru, "largest": largest, "msps": msps}
+def ancestors(value: Value, now: float) -> float:
+    """As `dtr`, but counting only what would have to be computed first.
+
+    Backward asks in reverse order: what was computed from a value has been asked for before the value itself is, so
+    its loss does not make this one dearer.
+    """
+    gain = value.n_bytes * (now - value.last_used)
+    return (value.cost + value.known_ancestor_cost()) / gain if gain > 0 else inf
+
+
+POLICIES: dict[str, Policy] = {
+    "dtr": dtr,
+    "local": local,
+    "lru": lru,
+    "largest": largest,
+    "msps": msps,
+    "ancestors": ancestors,
+}
+
+
+# Backward asks for what was saved in reverse order, and there it is the best of them: see benchmarks.dtr_policies.
+DEFAULT_POLICY = "ancestors"
 
 
 def policy_named(name: str) -> Policy:

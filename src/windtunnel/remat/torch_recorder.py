@@ -35,6 +35,8 @@ def value_of(storage: torch.UntypedStorage) -> LiveValue | Blank | None:
 
 
 class Recorder(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
@@ -48,9 +50,13 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and not _ARE_PLAIN.issuperset(types):
-            return NotImplemented  # a tensor subclass: look at what it does inside, not at its wrapper
         kwargs = kwargs or {}
+        if types and not _ARE_PLAIN.issuperset(types):
+            if any(hasattr(each, "__tensor_flatten__") for each in types):
+                return NotImplemented  # a wrapper of tensors: look at what it does inside
+            return func(*args, **kwargs)  # no memory of ours: fake tensors, say
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)  # a higher-order operator: what it calls comes by here
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = traits_of(func, self.runtime.device.type == "cuda")

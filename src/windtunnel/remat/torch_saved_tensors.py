@@ -59,9 +59,10 @@ class SavedTensors:
         self._released: deque[tuple[LiveValue, int]] = deque()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if tensor.grad_fn is not None:
+        if not (tensor.is_leaf and tensor.requires_grad):
             # A node that saves its own result gives us the result itself: kept as it is, it would keep its node for
-            # ever. Detached it does not, and the version counter is shared.
+            # ever. And what needs no gradient comes as the program's own tensor: dropping that frees nothing. Detached
+            # it is ours alone, and the version counter is shared.
             tensor = tensor.detach()
         if not self._runtime.is_recording:
             self._runtime.wake_if_near()

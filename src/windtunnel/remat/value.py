@@ -58,7 +58,9 @@ class Value:
 
     __slots__ = (
         "__weakref__",
+        "_ancestor_cost",
         "_children",
+        "_is_counted",
         "address",
         "cost",
         "is_resident",
@@ -84,6 +86,8 @@ class Value:
         self.address = 0  # where it lies, for policies that care; 0 = unknown
         self.position = -1  # in the candidates; -1 = not one
         self.neighbourhood: Neighbourhood | None = None  # of an evicted value
+        self._ancestor_cost: float | None = None  # as long as it is known to hold
+        self._is_counted = False  # whether someone's remembered cost depends on this value being here or gone
         self._children: list[ref[Any]] = []  # weak: a child keeps its parents, never the other way
         for parent in self.parents:
             parent._children.append(ref(self))
@@ -102,6 +106,7 @@ class Value:
         for other in (*self.parents, *self.children):
             if other.neighbourhood is not None and other is not self:
                 mine.join(other.neighbourhood)
+        self._disturb()
 
     def restore(self) -> None:
         """Mark as computed again."""
@@ -109,6 +114,35 @@ class Value:
         if self.neighbourhood is not None:
             self.neighbourhood.leave(self.cost)
             self.neighbourhood = None
+        self._disturb()
+
+    def known_ancestor_cost(self) -> float:
+        """The same as `ancestor_cost()`, remembered until something that this value would need comes or goes."""
+        if self._ancestor_cost is None:
+            total, seen, stack = 0, set(), [self]
+            while stack:
+                for parent in stack.pop().parents:
+                    parent._is_counted = True
+                    if not parent.is_resident and parent not in seen:
+                        seen.add(parent)
+                        stack.append(parent)
+                        total += parent.cost
+            self._ancestor_cost = total
+        return self._ancestor_cost
+
+    def _disturb(self) -> None:
+        """What is computed from this value, directly or through evicted values, no longer costs what it did."""
+        if not self._is_counted:
+            return
+        self._is_counted = False
+        seen, stack = {self}, [self]
+        while stack:
+            for child in stack.pop().children:
+                if child not in seen:
+                    seen.add(child)
+                    child._ancestor_cost = None
+                    if not child.is_resident:
+                        stack.append(child)
 
     def ancestor_cost(self, limit: float = inf, most: float = inf) -> float:
         """Seconds to compute every evicted value that this one would need first.
