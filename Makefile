@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench qwen world dtr-curve clean
+.PHONY: help demo test thorough check bench qwen world dtr dtr-curve clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,8 +28,11 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: $(VENV)/.frameworks  ## all tests
+test: $(VENV)/.frameworks  ## the tests
 	@$(BIN)/python -m pytest -n 2
+
+thorough: $(VENV)/.frameworks  ## the tests, and those that take long and repeat what a faster one shows
+	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 
 check: $(VENV)/.frameworks  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
@@ -56,6 +59,12 @@ qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: our
 
 world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 cards: what a dry run of every rank costs
 	@$(BIN)/python -m benchmarks.world_sizes
+
+dtr: $(VENV)/.dev  ## rematerialisation: against checkpointing, predicted against measured, policies, the authors' logs
+	@$(BIN)/python -m benchmarks.dtr_training
+	@$(BIN)/python -m benchmarks.dtr_prediction
+	@$(BIN)/python -m benchmarks.dtr_policies
+	@$(BIN)/python -m benchmarks.dtr_logs
 
 dtr-curve: $(VENV)/.dev  ## ResNet-50 on a 2080 Ti under many eviction thresholds: ours beside the published curve
 	@$(BIN)/python -m benchmarks.dtr_curve

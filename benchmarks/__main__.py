@@ -1,9 +1,27 @@
 """`make bench`: every table, one after the other."""
 
-from benchmarks import allocator_speed, cpu_exactness, gloo_truth, large_models, step_speed
+from benchmarks import (
+    advisor_truth,
+    allocator_speed,
+    cpu_exactness,
+    dtr_curve,
+    dtr_logs,
+    dtr_policies,
+    dtr_prediction,
+    dtr_training,
+    gloo_truth,
+    large_models,
+    step_speed,
+)
 
 step_speed.main()
 allocator_speed.main()
 large_models.main()
 cpu_exactness.main()
 gloo_truth.main()
+dtr_training.main()
+dtr_prediction.main()
+dtr_policies.main()
+dtr_logs.main()
+dtr_curve.main()
+advisor_truth.main()

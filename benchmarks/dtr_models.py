@@ -59,7 +59,10 @@ class ResNet50(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         blocks: list[nn.Module] = []
         n_in = 64
@@ -100,7 +103,9 @@ class GPT(nn.Module):
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.trunk = _Cut([Block(width, n_heads, dropout) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
-        nn.init.normal_(self.embedding.weight, std=0.02)  # as large as torch makes it, logits and gradients underflow
+        nn.init.normal_(
+            self.embedding.weight, std=0.02
+        )  # as large as torch makes it, logits and gradients underflow
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))

@@ -174,7 +174,9 @@ def _holds(rows: list[Row], console: Console) -> bool:
     eager = rows[0].seconds
     wrong = [f"{row.name}: weights differ" for row in rows if not row.is_same and "dtr" in row.name]
     if any(not row.is_same and "checkpoint" in row.name for row in rows):
-        console.print("  torch.utils.checkpoint runs BatchNorm twice, so running statistics differ from plain training")
+        console.print(
+            "  torch.utils.checkpoint runs BatchNorm twice, so running statistics differ from plain training"
+        )
     for row in rows[1:3]:
         if row.seconds > (1 + MOST_IDLE_OVERHEAD) * eager:
             wrong.append(

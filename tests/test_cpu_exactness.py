@@ -6,8 +6,15 @@ import pytest
 
 from benchmarks.cpu_exactness import compare_program, programs
 
+# One program of each kind by default; `make thorough` and `make bench` run them all.
+_ALWAYS = {"attention", "cnn_batchnorm", "data_loader", "gpt", "lstm", "mlp"}
+_PROGRAMS = [
+    pytest.param(path, marks=[] if path.stem in _ALWAYS else pytest.mark.thorough, id=path.stem)
+    for path in programs()
+]
 
-@pytest.mark.parametrize("program", programs(), ids=lambda path: path.stem)
+
+@pytest.mark.parametrize("program", _PROGRAMS)
 def test_predicts_every_allocation_of_a_real_run(program):
     found = compare_program(program)
     assert found.n_allocations > 300

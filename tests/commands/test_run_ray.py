@@ -37,6 +37,7 @@ def test_ray_finds_what_this_machine_finds(tmp_path):
 
 
 @needs_ray
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_costs_a_retry_and_a_note(tmp_path):
     _, report = _run(
         "--executor", "ray", "--world-size", 4, "--ranks", "all",

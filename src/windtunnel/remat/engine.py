@@ -33,7 +33,9 @@ from windtunnel.units import MIB
 
 __all__ = ["BY_ADDRESS", "Engine", "Host", "Settings"]
 
-_UNASKED_SHARE = 0.85  # of the device, without a threshold: what backward allocates itself cannot wait for an eviction
+_UNASKED_SHARE = (
+    0.85  # of the device, without a threshold: what backward allocates itself cannot wait for an eviction
+)
 _SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates unseen, more may not fit
 BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
 
