@@ -311,3 +311,12 @@ def test_costs_are_written_for_the_simulator(tmp_path):
     _step(_model())
     dtr.save_costs(path)
     assert CostTable.from_json(path.read_text()).find(cost_key("aten.tanh.default", [(64, 128)])) > 0
+
+
+def test_weights_above_the_threshold_are_told_though_nothing_could_be_evicted():
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    with pytest.warns(UserWarning, match="is below what cannot be evicted"), dtr.limit(weights // 2):
+        model(torch.ones(2, 256)).sum().backward()
+    assert dtr.stats()["least_reached_bytes"] >= weights
+    assert dtr.stats()["peak_live_bytes"] >= weights

@@ -10,7 +10,8 @@ The live runtime and the simulator call it in the same order, so with the same c
    afterwards instead.
 2. Autograd saves a tensor: `save(value)`. It lets go of one: `unsave(value)`; the last one drops the value.
 3. Autograd wants a tensor back: `fetch(value)`; afterwards the value is resident.
-4. The bytes of a value are gone for any reason: the driver calls `value.evict()`.
+4. A backward has ended: `end_backward()`.
+5. The bytes of a value are gone for any reason: the driver calls `value.evict()`.
 
 The clock is the sum of the costs of what ran, never the wall: decisions can be repeated, and predicted.
 """
@@ -151,6 +152,13 @@ class Engine:
             value.pins -= 1
         value.last_used = self.clock
         self._see_peak()
+
+    def end_backward(self) -> None:
+        """A backward is over, its activations are gone: what is left over the limit nobody can evict."""
+        self._see_peak()
+        live = self.host.live_bytes()
+        if self.is_evicting and live > self.limit and not self.candidates():
+            self.statistics.least_reached_bytes = max(self.statistics.least_reached_bytes, live)
 
     def end_round(self) -> None:
         """Backward is over and a forward begins: what the guard learnt holds from here on."""

@@ -408,6 +408,7 @@ class _Simulation:
             if block is not None and block.value is value:
                 block.content = None
         self._made.clear()
+        self.engine.end_backward()
         is_far_below = self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
         if self._is_recording and is_far_below and not self.engine.candidates():
             self._is_recording = False

@@ -225,6 +225,8 @@ class Runtime:
                     # The program keeps the tensor, a metric say; what it was computed from need not be kept for that.
                     del storage._windtunnel
             self._made.clear()
+            self.engine.end_backward()
+            self.tell_if_unreachable()
             self.meter.quiet_below = int(self.engine.limit * _QUIET)
         is_far_below = self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
         if self._interception.is_on and self.is_recording and is_far_below and not self.engine.candidates():
