@@ -320,3 +320,35 @@ def test_weights_above_the_threshold_are_told_though_nothing_could_be_evicted():
         model(torch.ones(2, 256)).sum().backward()
     assert dtr.stats()["least_reached_bytes"] >= weights
     assert dtr.stats()["peak_live_bytes"] >= weights
+
+
+class _Full(torch.autograd.Function):
+    """Runs out of memory in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_running_out_of_memory_in_backward_says_what_fills_the_device():
+    x = torch.ones(8, requires_grad=True)
+    with dtr.limit("1TB"):
+        loss = _Full.apply(x).sum()
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"2.00 GiB. windtunnel.dtr: .* in use, .* lower dtr.eviction"
+        ):
+            loss.backward()
+    assert not dtr.is_enabled()
+
+
+def test_a_limit_without_a_threshold_keeps_the_one_that_is_set():
+    dtr.eviction_threshold = "3GB"
+    with dtr.limit():
+        assert dtr.eviction_threshold == "3GB"
+    with dtr.limit("1GB"):
+        assert dtr.eviction_threshold == "1GB"
+    assert dtr.eviction_threshold == "3GB"

@@ -101,9 +101,10 @@ def is_enabled() -> bool:
 
 @contextmanager
 def limit(eviction_threshold: int | str | None = None) -> Iterator[None]:
-    """Enable inside a `with` block, under this threshold; afterwards everything is as it was."""
+    """Enable inside a `with` block, under this threshold or the one that is set; afterwards all is as it was."""
     was_on, before = is_enabled(), _board.written_threshold
-    _board.set_threshold(eviction_threshold)
+    if eviction_threshold is not None:
+        _board.set_threshold(eviction_threshold)
     try:
         enable()
         yield

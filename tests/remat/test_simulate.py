@@ -273,7 +273,7 @@ def test_running_statistics_that_change_later_do_not_matter():
 
 
 def test_a_program_far_below_the_threshold_is_not_watched():
-    """The runtime rests after a backward that stayed under half of the limit: then even its own peak is unknown."""
+    """After a backward that stayed under half of the limit the runtime looks at memory only when backward ends."""
     script = Script()
     script.alloc(0)
     for _ in range(2):

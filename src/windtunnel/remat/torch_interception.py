@@ -25,6 +25,7 @@ class Interception:
     ) -> None:
         self.is_on = False
         self.after_backward: Callable[[], None] = lambda: None
+        self.who_holds: Callable[[], str] = str
         self._mode = mode
         self._hooks = (pack, unpack)
         self._is_mode_on = False
@@ -91,6 +92,14 @@ class Interception:
             dispatch._pop_mode()
         try:
             return run(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            # Backward's own allocations cannot be tried again: at least say what fills the device, once.
+            known = self.who_holds()
+            if known.partition(":")[0] in str(error):
+                raise
+            raise torch.OutOfMemoryError(
+                f"{error} {known} It happened in backward, where nothing can be tried again: lower dtr.eviction_threshold."
+            ) from error
         finally:
             if is_ours:
                 dispatch._push_mode(self._mode)

@@ -57,6 +57,7 @@ class Runtime:
         self._saved = SavedTensors(self)
         self._interception = Interception(self._recorder, self._saved.pack, self._saved.unpack)
         self._interception.after_backward = self.end_round
+        self._interception.who_holds = self._who_holds
         self._made: list[ref[LiveValue]] = []  # since the last backward
         self._most_made = _MADE
         self._home_stream = None if device.type == "cpu" else torch.accelerator.current_stream()
