@@ -352,3 +352,12 @@ def test_a_limit_without_a_threshold_keeps_the_one_that_is_set():
     with dtr.limit("1GB"):
         assert dtr.eviction_threshold == "1GB"
     assert dtr.eviction_threshold == "3GB"
+
+
+def test_in_a_dry_run_the_two_lines_do_nothing(monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_DRY_RUN", "1")
+    dtr.eviction_threshold = "5GB"
+    with pytest.warns(UserWarning, match="does nothing in a dry run; `windtunnel remat` predicts"):
+        dtr.enable()
+    assert not dtr.is_enabled()
+    assert _get_current_dispatch_mode_stack() == []

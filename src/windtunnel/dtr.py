@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from typing import Any
 
 from windtunnel.errors import UsageError
 from windtunnel.frameworks import load
+from windtunnel.mocking import is_dry_run
 from windtunnel.remat.engine import BY_ADDRESS, Settings
 from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.statistics import Statistics
@@ -83,7 +85,16 @@ class _Switchboard:
 
 
 def enable() -> None:
-    """Begin: from here on activations are dropped when memory goes over the threshold."""
+    """Begin: from here on activations are dropped when memory goes over the threshold.
+
+    In a dry run this does nothing: `windtunnel remat` predicts it, for every threshold at once.
+    """
+    if is_dry_run():
+        warnings.warn(
+            "windtunnel.dtr does nothing in a dry run; `windtunnel remat` predicts what it would do",
+            stacklevel=2,
+        )
+        return
     if _board.runtime is None:
         _board.runtime = load("remat", "runtime", "torch").runtime_here(_board.settings)
     _board.runtime.start()

@@ -13,7 +13,6 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 __all__ = ["Costs"]
 
@@ -40,6 +39,9 @@ class Costs:
 
 def _estimate(operator: Any, args: Any, out: Any) -> float:
     n_bytes = sum(_bytes(each) for each in (*args, out))
+    # Late: where there is no accelerator, and so no triton, torch complains about that when it is imported.
+    from torch.utils.flop_counter import flop_registry
+
     count = flop_registry.get(operator._overloadpacket)
     flops = count(*args, out_val=out) if count is not None else 0
     return _LAUNCH_S + max(n_bytes / _BYTES_PER_S, flops / _FLOPS_PER_S)
