@@ -19,6 +19,7 @@ from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_inference import scalars_text, tensor_spec
 from windtunnel.capture.torch_kernels import written_arguments
 from windtunnel.capture.torch_storage import SimStorage, sim_of, world
+from windtunnel.events.geometry import is_dense
 from windtunnel.events.model import NO_NAME, CallFlag, Kind, Signature
 
 __all__ = ["CallRecorder"]
@@ -156,19 +157,8 @@ def _covers(tensor: Tensor) -> bool:
         sim is not None
         and tensor.storage_offset() == 0
         and sim.n_bytes == tensor.numel() * tensor.element_size()
-        and _is_dense(tensor)
+        and is_dense(tensor.shape, tensor.stride())
     )
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether no two elements share a place and none is left out, in whatever order the dimensions lie."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _storage(tensor: Tensor) -> int:

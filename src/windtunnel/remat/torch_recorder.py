@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from windtunnel.events.geometry import is_dense
 from windtunnel.remat.torch_recipe import Blank, Constant, LiveValue, Recipe, ValueView, generator_state
 from windtunnel.remat.torch_traits import Conduct, Traits, traits_of
 from windtunnel.timing.cost import cost_key
@@ -309,18 +310,9 @@ def _written_tensors(traits: Traits, args: Any, kwargs: Any) -> list[torch.Tenso
 def _covers(tensor: torch.Tensor, blank: Any) -> bool:
     """True if writing every element of the tensor writes every byte of its storage."""
     n_bytes = tensor.numel() * tensor.element_size()
-    return n_bytes == blank.n_bytes and tensor.storage_offset() == 0 and not _has_gaps(tensor)
-
-
-def _has_gaps(tensor: torch.Tensor) -> bool:
-    """False if the elements fill a span without holes or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return True
-            expected *= size
-    return False
+    return (
+        n_bytes == blank.n_bytes and tensor.storage_offset() == 0 and is_dense(tensor.shape, tensor.stride())
+    )
 
 
 def _has_generator(args: Any, kwargs: Any) -> bool:
