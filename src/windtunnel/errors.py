@@ -2,7 +2,8 @@
 
 WindtunnelError                exit code 1
 ├── UsageError                 2   wrong option, wrong file, wrong name
-│   └── MissingFramework       2   torch or mindspore is not installed
+│   ├── MissingFramework       2   torch or mindspore is not installed
+│   └── ProbeConfigError       2   a key or value of a probe's config.json is wrong
 ├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
 ├── PredictedOutOfMemory       4   an allocation did not fit the simulated device
 └── CorruptFile                2   a file from elsewhere cannot be trusted or read
@@ -14,6 +15,7 @@ __all__ = [
     "CorruptFile",
     "MissingFramework",
     "PredictedOutOfMemory",
+    "ProbeConfigError",
     "ScriptError",
     "UsageError",
     "WindtunnelError",
@@ -42,6 +44,10 @@ class UsageError(WindtunnelError):
 
 class MissingFramework(UsageError):
     """A framework or optional package is not installed in this Python."""
+
+
+class ProbeConfigError(UsageError):
+    """The configuration of a probe, from its file or its arguments, cannot be used."""
 
 
 class CorruptFile(UsageError):
