@@ -1,0 +1,140 @@
+"""Tensors in files: `.pt` as torch writes them, `.npy` as numpy does, and raw bytes for types that numpy lacks.
+
+    memory, type, shape ──> write_pt | write_npy | write_raw ──> a whole file, or none
+    file ──> read_tensor ──> values as a numpy array, and the name of their type
+
+Reading needs no torch and runs nothing that a file says: see `pt_reader`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.probe.atomic_file import replace_file
+from windtunnel.probe.checksum import crc32
+from windtunnel.probe.pt_reader import read_pt
+from windtunnel.probe.pt_writer import data_length, pt_head_and_tail
+from windtunnel.probe.tensor_types import ElementType, element_type, numbers
+
+__all__ = ["file_suffix", "read_bits", "read_tensor", "write_npy", "write_pt", "write_raw"]
+
+
+def write_pt(
+    path: Path | str,
+    data: memoryview | bytes,
+    dtype_name: str,
+    shape: tuple[int, ...],
+    crc: int | None = None,
+) -> None:
+    """Write a contiguous tensor so that plain `torch.load` reads it. `crc` is the CRC-32 of `data`, if known."""
+    kind, data = _checked(data, dtype_name, shape)
+    head, tail = pt_head_and_tail(kind, tuple(shape), crc32(data) if crc is None else crc)
+    replace_file(*os.path.split(path), (head, data, tail))
+
+
+def write_npy(path: Path | str, data: memoryview | bytes, dtype_name: str, shape: tuple[int, ...]) -> None:
+    """Write a contiguous tensor of a type that numpy has."""
+    kind, data = _checked(data, dtype_name, shape)
+    if not kind.is_npy:
+        raise UsageError(f"numpy has no {kind.name}, so it cannot be an .npy file", hint="keep it raw")
+    replace_file(*os.path.split(path), (_npy_head(kind, tuple(shape)), data))
+
+
+def write_raw(path: Path | str, data: memoryview | bytes, dtype_name: str, shape: tuple[int, ...]) -> None:
+    """Write nothing but the bytes; the name has to end with `file_suffix("raw", ...)`, which says what they are."""
+    kind, data = _checked(data, dtype_name, shape)
+    if not str(path).endswith(file_suffix("raw", kind.name, shape)):
+        raise UsageError(f"a raw tensor file is named after its type and shape, unlike {Path(path).name}")
+    replace_file(*os.path.split(path), (data,))
+
+
+def file_suffix(file_format: str, dtype_name: str, shape: tuple[int, ...]) -> str:
+    """End of the name of a file in that format ("pt", "npy", "raw"): ".pt", ".npy" or ".bfloat16.2x3.bin".
+
+    "npy" of a type that numpy lacks is raw.
+    """
+    if file_format == "pt":
+        return ".pt"
+    kind = element_type(dtype_name)
+    if file_format == "npy" and kind.is_npy:
+        return ".npy"
+    return f".{kind.name}.{'x'.join(map(str, shape)) or 'scalar'}.bin"
+
+
+def read_tensor(path: Path | str) -> tuple[np.ndarray, str]:
+    """Values and type name of a tensor file. Types that numpy lacks come as float32, exactly.
+
+    Large files are mapped, not read. Raises CorruptFile for anything that is not a plain tensor.
+    """
+    bits, name = read_bits(path)
+    return numbers(bits, element_type(name)), name
+
+
+def read_bits(path: Path | str) -> tuple[np.ndarray, str]:
+    """As read_tensor, but types that numpy lacks come as unsigned integers of the same bits."""
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            return _read_npy(path)
+        if path.suffix == ".bin":
+            return _read_raw(path)
+        return read_pt(path)
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path} ({error.strerror or error})", hint="check the path") from error
+
+
+def _checked(
+    data: memoryview | bytes, dtype_name: str, shape: tuple[int, ...]
+) -> tuple[ElementType, memoryview]:
+    kind = element_type(dtype_name)
+    data = memoryview(data)
+    # An array with a length of zero in its shape cannot be cast, and has no bytes to write.
+    data = data.cast("B") if data.nbytes else memoryview(b"")
+    if len(data) != data_length(kind, shape):
+        raise UsageError(
+            f"{len(data)} bytes were given for {kind.name} of shape {list(shape)}, which has {data_length(kind, shape)}"
+        )
+    return kind, data
+
+
+def _npy_head(kind: ElementType, shape: tuple[int, ...]) -> bytes:
+    text = f"{{'descr': '{kind.numpy}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    text += " " * (-(10 + len(text) + 1) % 64) + "\n"
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _read_npy(path: Path) -> tuple[np.ndarray, str]:
+    try:
+        with open(path, "rb") as file:
+            is_empty = not os.fstat(file.fileno()).st_size
+        array = np.load(path, mmap_mode=None if is_empty else "r", allow_pickle=False)
+    except (ValueError, EOFError, MemoryError, OverflowError, SyntaxError, TypeError) as error:
+        raise CorruptFile(f"{path} is not a plain .npy file ({str(error)[:100]})") from error
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject or array.dtype.names:
+        raise CorruptFile(f"{path} holds {getattr(array, 'dtype', type(array).__name__)}, not numbers")
+    return np.asarray(array), element_type(array.dtype.name).name
+
+
+def _read_raw(path: Path) -> tuple[np.ndarray, str]:
+    match = _RAW_NAME.search(path.name)
+    if match is None:
+        raise CorruptFile(
+            f"{path} does not say its type and shape", hint="a raw tensor file ends in e.g. .bfloat16.2x3.bin"
+        )
+    kind = element_type(match[1])
+    shape = () if match[2] == "scalar" else tuple(map(int, match[2].split("x")))
+    n_bytes, n_expected = path.stat().st_size, kind.n_bytes * math.prod(shape)
+    if n_bytes != n_expected:
+        raise CorruptFile(
+            f"{path} has {n_bytes} bytes, but {kind.name} of shape {list(shape)} has {n_expected}"
+        )
+    return np.fromfile(path, dtype=kind.numpy).reshape(shape), kind.name
+
+
+_RAW_NAME = re.compile(r"\.(\w{1,30})\.(scalar|\d{1,19}(?:x\d{1,19}){0,63})\.bin$", re.ASCII)

@@ -1,0 +1,221 @@
+"""The tensor files of one step: `dump_tensor_data`.
+
+save(name, memory, type, shape, same_as) ──> a new file, or a hard link to one with the same bytes
+save_later(...) ──> bounded queue ──> one writing thread ──> the same
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import os
+import threading
+from collections import deque
+from collections.abc import Hashable
+from pathlib import Path
+
+from windtunnel.errors import UsageError
+from windtunnel.probe.notice import tell
+from windtunnel.probe.tensor_file import file_suffix, write_npy, write_pt, write_raw
+
+__all__ = ["MAPPING_NAME", "TensorStore"]
+
+MAPPING_NAME = "mapping.csv"
+_LONGEST_NAME = 255  # bytes; of every file system that matters
+
+
+class TensorStore:
+    """Writes tensor files into one folder, from any thread. Failures are told once and counted, never raised.
+
+    A process forked from this one writes nothing.
+    """
+
+    def __init__(
+        self, folder: Path | str, file_format: str = "pt", link: bool = True, *, queue_bytes: int = 256 << 20
+    ) -> None:
+        if file_format not in ("pt", "npy"):
+            raise UsageError(f"there is no file format {file_format!r}", hint="choose pt or npy")
+        self.path = Path(folder)
+        self.n_saved = self.n_linked = self.n_lost = 0
+        self._file_format = file_format
+        self._can_link = link
+        self._first: dict[tuple, str] = {}  # what bytes -> the file that has them
+        self._is_made = self._is_told = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._queue = _Queue(queue_bytes, self._write)
+
+    def save(
+        self,
+        name: str,
+        data: memoryview,
+        dtype_name: str,
+        shape: tuple[int, ...],
+        same_as: Hashable | None = None,
+        crc: int | None = None,
+    ) -> str | None:
+        """Write one tensor now and return the name of its file; None if that failed.
+
+        `name` is without suffix. `same_as` is a key of these very bytes: equal keys of equal type and shape become
+        hard links of one file. `crc` is the CRC-32 of `data`, if it is known already.
+        """
+        return self._save(name, data, dtype_name, shape, same_as, crc, is_later=False)
+
+    def save_later(
+        self,
+        name: str,
+        data: memoryview,
+        dtype_name: str,
+        shape: tuple[int, ...],
+        same_as: Hashable | None = None,
+        crc: int | None = None,
+    ) -> str | None:
+        """As save, by a thread of its own. `data` must stay as it is until then: give a copy that nobody changes.
+
+        Waits while more than `queue_bytes` are on their way.
+        """
+        return self._save(name, data, dtype_name, shape, same_as, crc, is_later=True)
+
+    def drain(self) -> None:
+        """Wait until everything given to save_later is on disk."""
+        if os.getpid() == self._pid:
+            self._queue.drain()
+
+    def _save(self, name, data, dtype_name, shape, same_as, crc, *, is_later: bool) -> str | None:
+        if os.getpid() != self._pid:
+            return None
+        shape = tuple(shape)
+        try:
+            file_name = self._file_name(name, file_suffix(self._file_format, dtype_name, shape))
+        except (OSError, UsageError) as error:
+            self._fail(error)
+            return None
+        job = (file_name, data, dtype_name, shape, same_as, crc)
+        if is_later:
+            self._queue.put(job, memoryview(data).nbytes)
+            return file_name
+        return file_name if self._write(*job) else None
+
+    def _write(self, file_name, data, dtype_name, shape, same_as, crc) -> bool:
+        try:
+            key = (same_as, dtype_name, shape)
+            if same_as is not None and self._link(self._first.get(key), file_name):
+                return True
+            self._make_folder()
+            path = f"{self.path}/{file_name}"
+            if file_name.endswith(".pt"):
+                write_pt(path, data, dtype_name, shape, crc)
+            elif file_name.endswith(".npy"):
+                write_npy(path, data, dtype_name, shape)
+            else:
+                write_raw(path, data, dtype_name, shape)
+            with self._lock:
+                self.n_saved += 1
+                if same_as is not None and self._can_link:
+                    self._first[key] = file_name
+            return True
+        except (OSError, UsageError) as error:
+            self._fail(error)
+            return False
+
+    def _link(self, first: str | None, file_name: str) -> bool:
+        """Give the file `first` a second name, if that can be done."""
+        if first is None or not self._can_link:
+            return False
+        if first != file_name:
+            try:
+                try:
+                    os.link(f"{self.path}/{first}", f"{self.path}/{file_name}")
+                except FileExistsError:
+                    os.unlink(f"{self.path}/{file_name}")
+                    os.link(f"{self.path}/{first}", f"{self.path}/{file_name}")
+            except OSError:
+                # No links on this file system, too many of one file, or the first one is gone: write it.
+                return False
+        with self._lock:
+            self.n_linked += 1
+        return True
+
+    def _make_folder(self) -> None:
+        if not self._is_made:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._is_made = True
+
+    def _file_name(self, name: str, suffix: str) -> str:
+        """Name of the file; one that no file system takes is replaced by 32 digits and noted in mapping.csv."""
+        full = name + suffix
+        if len(full) <= _LONGEST_NAME // 4 and full.isprintable() and "/" not in full and full[0] != ".":
+            return full  # the usual case, without encoding it
+        if (
+            len(os.fsencode(full)) <= _LONGEST_NAME
+            and "/" not in full
+            and "\0" not in full
+            and full[0] != "."
+        ):
+            return full
+        digest = hashlib.blake2b(full.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digits = f"{int.from_bytes(digest, 'big') % 10**32:032d}" + suffix
+        self._make_folder()
+        with self._lock, open(self.path / MAPPING_NAME, "ab") as file:
+            row = io.StringIO()
+            rows = csv.writer(row, lineterminator="\n")
+            if not file.tell():
+                rows.writerow(("file", "name"))
+            rows.writerow((digits, full))
+            file.write(row.getvalue().encode("utf-8", "backslashreplace"))
+        return digits
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self.n_lost += 1
+            is_first, self._is_told = not self._is_told, True
+        if is_first:
+            reason = getattr(error, "strerror", None) or error
+            tell(
+                f"a tensor could not be saved in {self.path} ({reason}); training goes on without it: free space, or "
+                f"collect fewer tensors with list or step"
+            )
+
+
+class _Queue:
+    """Jobs for one thread, of a bounded number of bytes. The thread lives while there is work, so a program can end."""
+
+    def __init__(self, most_bytes: int, work) -> None:
+        self._most_bytes = most_bytes
+        self._work = work
+        self._jobs: deque[tuple[tuple, int]] = deque()
+        self._n_bytes = 0
+        self._is_running = False
+        self._changed = threading.Condition()
+
+    def put(self, job: tuple, n_bytes: int) -> None:
+        with self._changed:
+            # One job larger than the bound is let through alone.
+            self._changed.wait_for(lambda: self._n_bytes == 0 or self._n_bytes + n_bytes <= self._most_bytes)
+            self._n_bytes += n_bytes
+            self._jobs.append((job, n_bytes))
+            if not self._is_running:
+                self._is_running = True
+                # Not a daemon: the interpreter waits for it at exit, so nothing queued is lost.
+                threading.Thread(target=self._run, name="windtunnel tensor writer").start()
+
+    def drain(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+                job, n_bytes = self._jobs.popleft()
+            with contextlib.suppress(Exception):  # counted by the work itself
+                self._work(*job)
+            del job
+            with self._changed:
+                self._n_bytes -= n_bytes
+                self._changed.notify_all()
