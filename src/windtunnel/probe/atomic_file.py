@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 __all__ = ["TEMPORARY_PREFIX", "replace_file", "write_all"]
 
-# Hidden, and with no suffix of ours: what a kill leaves behind is never taken for data. One per thread, so that
-# many kills do not fill the folder.
+# Hidden, and with no suffix of ours: what a kill leaves behind is never taken for data.
 TEMPORARY_PREFIX = ".unfinished-"
+_numbers = count()  # a signal handler may write a file in the middle of writing one
 
 
 def replace_file(folder: Path | str, name: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write `parts` as `folder/name`, in place of what was there. Raises OSError and leaves the old file."""
-    temporary = f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{threading.get_ident()}"
+    temporary = f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{next(_numbers)}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         try:

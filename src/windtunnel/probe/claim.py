@@ -8,15 +8,20 @@ Below the rank folder and not next to it, because readers of dumps refuse or mis
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from windtunnel.probe.journal import is_being_written
+from windtunnel.probe.atomic_file import replace_file
+from windtunnel.probe.journal import JOURNAL_NAME, is_being_written
 from windtunnel.probe.notice import tell
+from windtunnel.probe.recover import recover_folder
 
 __all__ = ["claim_folder"]
 
+_LONGEST_HEADER = 16384  # bytes in which the path of the tensors stands
 _told: set[Path] = set()  # once per dump, not once per step
 
 
@@ -37,11 +42,27 @@ def claim_folder(path: Path | str) -> Path:
         earlier = _new_folder(path, "earlier")
         for item in items:
             os.rename(path / item, earlier / item)
+        _rebase(earlier, path)
+        recover_folder(earlier)
         root = path.parent.parent
         if root not in _told:
             _told.add(root)
             tell(f"{path} holds {len(items)} files of an earlier run; they are now in {earlier}")
     return path
+
+
+def _rebase(folder: Path, old: Path) -> None:
+    """Make the moved files say where their tensors are now; else they would name those of the new run."""
+    for name in ("dump.json", "debug.json", JOURNAL_NAME):
+        with suppress(OSError):
+            text = (folder / name).read_bytes()
+            head = text[:_LONGEST_HEADER].replace(_quoted_start(old), _quoted_start(folder), 1)
+            if head != text[:_LONGEST_HEADER]:
+                replace_file(folder, name, (head, memoryview(text)[_LONGEST_HEADER:]))
+
+
+def _quoted_start(folder: Path) -> bytes:
+    return b'"dump_data_dir": ' + json.dumps(f"{folder}/")[:-1].encode()
 
 
 def _new_folder(path: Path, word: str) -> Path:

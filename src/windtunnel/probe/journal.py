@@ -50,6 +50,10 @@ class Journal:
         finally:
             self._is_torn = 0 < n_written < len(lines) or (self._is_torn and n_written == 0)
 
+    def move_to(self, folder: Path) -> None:
+        """Note that the file is in another folder now."""
+        self._path = folder / JOURNAL_NAME
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._fd)

@@ -53,26 +53,25 @@ class StepFolder:
         self._extra_info = extra_info
         self._strict_json = strict_json
         self._flush_seconds = flush_seconds
-        self._entries: dict[str, bytes] = {}  # name -> its line of dump.json
-        self._stack_of: dict[bytes, int] = {}  # quoted name -> number of its stack
+        self._entries: dict[str, bytes] = {}  # name -> its line of dump.json, encoded
+        self._stack_of: dict[str, int] = {}  # quoted name -> number of its stack
         self._stacks: dict[tuple[str, ...], int] = {}
         self._parents: dict[str, bytes] = {}  # name -> its line of construct.json
-        self._is_told = self._is_closed = False
+        self._is_told = self._is_closed = self._is_flushing = False
         self._journal: Journal | None = None
         self._is_journaling = False
         self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant: a signal handler may flush in the middle of an add
         self._next_flush = 0.0
+        self._is_stack_changed = self._is_parent_changed = extra_info
         try:
-            self.path = claim_folder(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._set_path(claim_folder(self.path))
             self._journal = Journal(self.path)
             header_line = f'["header", {quote(file_name)}, {json.dumps(self._header)}]\n'
             self._journal.write(header_line.encode())
             self._is_journaling = True
         except OSError as error:
             self._tell_once(error)
-        self._written = (-1, -1, -1)  # how much of entries, stacks, parents is in the files
         self.flush()
 
     def add_entry(self, name: str, body: str) -> None:
@@ -105,10 +104,8 @@ class StepFolder:
                 self.n_lost += 1
                 return
             if body is not None:
-                if "\n" in body:
-                    body = body.replace(
-                        "\n", " "
-                    )  # only white space: JSON text has no bare line end in a string
+                if "\n" in body:  # white space between values: a JSON string has no bare line end
+                    body = body.replace("\n", " ")
                 if self._strict_json and ("NaN" in body or "Infinity" in body):
                     body = _quote_non_finite(body)
                 text = f"{quoted}: {body}".encode("utf-8", "backslashreplace")
@@ -121,10 +118,12 @@ class StepFolder:
                         number = self._stacks[frames] = len(self._stacks)
                         lines += f'["frames", "{number}", {json.dumps(frames)}]\n'
                     self._stack_of[quoted] = number
+                    self._is_stack_changed = True
                     lines += f'["stack", {quoted}, {number}]\n'
                 if has_parent:
                     value = "null" if parent is None else quote(parent)
                     self._parents[name] = f"{quoted}: {value}".encode()
+                    self._is_parent_changed = True
                     lines += f'["parent", {quoted}, {value}]\n'
             if self._is_journaling:
                 try:
@@ -140,7 +139,7 @@ class StepFolder:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if not self._is_closed:
+            if not (self._is_closed or self._is_flushing):
                 self._write_files(is_complete=False)
 
     def close(self) -> None:
@@ -148,8 +147,8 @@ class StepFolder:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._is_closed:
-                return
+            if self._is_closed or self._is_flushing:
+                return  # a signal handler that closes in the middle of a flush leaves the journal, which has it all
             is_written = self._write_files(is_complete=True)
             self._is_closed = True
             if self._journal is not None:
@@ -161,15 +160,34 @@ class StepFolder:
                     f"there; free space or choose another dump_path, and run again"
                 )
 
+    def move_to(self, path: Path | str) -> Path:
+        """Rename the folder, as when the rank of a process becomes known late. Returns where it is now."""
+        if os.getpid() != self._pid or Path(path) == self.path:
+            return self.path
+        with self._lock:
+            try:
+                new = claim_folder(path)
+                for item in os.listdir(self.path):
+                    os.rename(self.path / item, new / item)
+                os.rmdir(self.path)
+                self._set_path(new)
+                if self._journal is not None:
+                    self._journal.move_to(new)
+            except OSError as error:
+                self._tell_once(error)
+            return self.path
+
     def _write_files(self, is_complete: bool) -> bool:
         began = time.monotonic()
+        is_written, self._is_flushing = False, True
         try:
             self._rewrite(is_complete)
             is_written = True
             self._is_journaling = self._journal is not None
         except OSError as error:
-            is_written = False
             self._tell_once(error)
+        finally:
+            self._is_flushing = False
         now = time.monotonic()
         self._next_flush = now + max(self._flush_seconds, (now - began) / _FLUSH_SHARE)
         return is_written
@@ -181,12 +199,19 @@ class StepFolder:
         replace_file(self.path, self._file_name, dump_parts(header, self._entries.values()))
         if not self._extra_info:
             return
-        _, n_stacks, n_parents = self._written
-        if len(self._stack_of) != n_stacks:
+        if self._is_stack_changed:
             replace_file(self.path, "stack.json", stack_parts(self._stacks, self._stack_of))
-        if len(self._parents) != n_parents or is_complete:
+            self._is_stack_changed = False
+        if self._is_parent_changed:
             replace_file(self.path, "construct.json", construct_parts(self._parents.values()))
-        self._written = (len(self._entries), len(self._stack_of), len(self._parents))
+            self._is_parent_changed = False
+
+    def _set_path(self, path: Path) -> None:
+        """Note where the folder is now; the header says where its tensors are."""
+        tensors = self._header.get("dump_data_dir")
+        if isinstance(tensors, str) and Path(tensors).is_relative_to(self.path):
+            self._header["dump_data_dir"] = str(path / Path(tensors).relative_to(self.path))
+        self.path = path
 
     def _tell_once(self, error: OSError) -> None:
         if not self._is_told:

@@ -55,7 +55,8 @@ def numbers(bits: np.ndarray, kind: ElementType) -> np.ndarray:
     if kind.name == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     if kind.name == "complex32":
-        return bits.view(np.float16).astype(np.float32).view(np.complex64)
+        pairs = np.ascontiguousarray(bits).reshape(*bits.shape, 1).view(np.float16)
+        return pairs.astype(np.float32).view(np.complex64).reshape(bits.shape)
     if kind.name in _FLOAT8:
         return _float8_values(kind.name)[bits]
     return bits
