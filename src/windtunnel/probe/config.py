@@ -40,6 +40,7 @@ from windtunnel.probe.config_words import (
     UNUSED_KEYS,
     UNUSED_SECTION_KEYS,
 )
+from windtunnel.probe.name_patterns import check_pattern
 from windtunnel.probe.rank_steps import LARGEST, NumberSet, read_numbers
 from windtunnel.probe.tensor_slices import Slice
 
@@ -344,11 +345,9 @@ def _wanted_names(section: Section, key: str, level: str, notes: list[str]) -> t
         notes.append(f'{section.source}: "{section.prefix}{key}" changes nothing at level "debug"')
         return ()
     for name in names:
-        if name.startswith(("re:", "name-regex(")):
-            try:
-                re.compile(name)
-            except re.error as error:
-                raise section.wrong(key, f'"{name[:40]}" is no regular expression: {error}') from None
+        fault = check_pattern(name) if key != "scope" else None
+        if fault:
+            raise section.wrong(key, f'of "{name[:40]}": {fault}')
     return names
 
 
