@@ -39,6 +39,10 @@ class ConfigWatch:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+class _DoubleKey(ValueError):
+    """The same key twice in one object: JSON allows it and keeps the last one, silently."""
+
+
 def read_config_file(path: Path) -> dict[str, object]:
     """Return the object in a JSON file; ProbeConfigError names the file, the place and what is wrong."""
     text = _read_text(path)
@@ -52,8 +56,10 @@ def read_config_file(path: Path) -> dict[str, object]:
         ) from None
     except RecursionError:
         raise ProbeConfigError(f"{path} is nested too deeply to be a probe's config") from None
-    except ValueError as error:  # a double key of ours, or a number of thousands of digits
-        raise ProbeConfigError(f"{path} cannot be used: {error}") from None
+    except _DoubleKey as error:
+        raise ProbeConfigError(f"{path}: the key {error} stands in it twice", hint="keep one") from None
+    except ValueError:  # Python's own limit for the length of a whole number
+        raise ProbeConfigError(f"{path} holds a number of thousands of digits") from None
     if not isinstance(value, dict):
         raise ProbeConfigError(
             f"{path} holds {_kind(value)} where a config is an object",
@@ -99,7 +105,7 @@ def _object_without_double_keys(pairs: list[tuple[str, object]]) -> dict[str, ob
     found: dict[str, object] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f'the key "{key[:60]}" stands in it twice; keep one')
+            raise _DoubleKey(f'"{key[:60]}"')
         found[key] = value
     return found
 

@@ -14,7 +14,6 @@ __all__ = [
     "FILE_FORMATS",
     "KEYS",
     "LEVELS",
-    "OFF_VALUES",
     "PRECISIONS",
     "REFUSED_KEYS",
     "REFUSED_TASKS",
@@ -92,9 +91,6 @@ SECTION_KEYS = {
     }.items()
 }
 KEYS = (*_COMMON.split(), *_OURS.split(), *_OLD.split(), "load", *SECTION_KEYS)
-
-# What a key says when it says nothing: no sentence is owed for leaving it out.
-OFF_VALUES: tuple[object, ...] = (None, False, "", [], {})
 
 # Known keys that change nothing here, and the sentence the user is told; {} is the value given.
 UNUSED_KEYS = {

@@ -29,6 +29,7 @@ class Selection:
 
     def __init__(self, config: ProbeConfig) -> None:
         self.is_open = not config.list and config.scope is None
+        self.has_scope = config.scope is not None  # then answers depend on the order of the questions
         # Risk levels say nothing when the user names what to collect, and are about the APIs of torch.
         by_risk = self.is_open and config.level in ("L1", "mix") and config.framework == "pytorch"
         self._risk_level = config.risk_level if by_risk else "ALL"
