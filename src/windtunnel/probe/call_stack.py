@@ -1,0 +1,53 @@
+"""Where in the user's program a call was made, as text, at the price of a walk over the frames.
+
+frames ──> (code, position) of each ──> seen before? ──> the same tuple of lines
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+__all__ = ["CallStacks"]
+
+_OURS = str(Path(__file__).parents[1])
+
+
+class CallStacks:
+    """Turns frames into the lines of stack.json, innermost first; equal stacks are one and the same tuple."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[tuple, tuple[str, ...]] = {}
+        self._lines: dict[tuple[CodeType, int], str | None] = {}
+
+    def here(self, skip: int = 1) -> tuple[str, ...]:
+        """Return the stack of the caller's caller; frames of windtunnel itself are left out."""
+        frame: FrameType | None = sys._getframe(skip + 1)
+        key = []
+        while frame is not None:
+            key.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        identity = tuple(key)
+        found = self._stacks.get(identity)
+        if found is None:
+            lines = (self._line(code, position) for code, position in identity)
+            found = self._stacks[identity] = tuple(line for line in lines if line is not None)
+        return found
+
+    def _line(self, code: CodeType, position: int) -> str | None:
+        key = (code, position)
+        if key not in self._lines:
+            self._lines[key] = None if code.co_filename.startswith(_OURS) else _text(code, position)
+        return self._lines[key]
+
+
+def _text(code: CodeType, position: int) -> str:
+    number = code.co_firstlineno
+    for start, end, line in code.co_lines():
+        if start <= position < end and line is not None:
+            number = line
+            break
+    source = linecache.getline(code.co_filename, number).strip()
+    return f"File {code.co_filename}, line {number}, in {code.co_name}, \n {source}"

@@ -1,0 +1,142 @@
+"""What every hook writes to: the counters of one step, the folder it fills, and the errors it must not raise.
+
+    hooks ──> number("Functional.relu") ──> name ──> put(name, pieces) ──> StepFolder
+                                                 └─> pieces that wait for a device: queued until it settles
+
+Nothing here knows a framework, and nothing here raises into the program that is watched.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windtunnel.probe.call_stack import CallStacks
+from windtunnel.probe.config import ProbeConfig
+from windtunnel.probe.error_log import ErrorLog
+from windtunnel.probe.selection import Selection
+from windtunnel.probe.step_folder import StepFolder
+from windtunnel.probe.tensor_store import TensorStore
+
+__all__ = ["Collector", "StepOutput"]
+
+_MOST_QUEUED = 512  # entries that may wait for the device: bounds memory and what a kill can lose
+
+
+class StepOutput:
+    """One step of one rank: its folder, its tensor files, and its counters."""
+
+    def __init__(self, config: ProbeConfig, folder: Path, version: str, wants_tensors: bool) -> None:
+        tensors = folder / "dump_tensor_data"
+        header = {
+            "task": config.task,
+            "level": config.level,
+            "framework": config.framework,
+            "dump_data_dir": str(tensors) if wants_tensors else None,
+            "windtunnel": version,
+        }
+        is_debug = config.level == "debug"
+        self.folder = StepFolder(
+            folder,
+            header=header,
+            file_name="debug.json" if is_debug else "dump.json",
+            extra_info=config.extra_info and not is_debug,
+            strict_json=config.strict_json,
+            flush_seconds=config.flush_seconds,
+        )
+        self.store = TensorStore(self.folder.path / "dump_tensor_data", config.file_format)
+        self.errors = ErrorLog(self.folder.path)
+        self.counts: dict[str, int] = {}
+        self.lock = threading.Lock()
+        self.is_open = True
+
+    def number(self, key: str) -> int:
+        """How often this API or module was called before in this step."""
+        with self.lock:
+            count = self.counts.get(key, 0)
+            self.counts[key] = count + 1
+        return count
+
+    def rename(self, path: Path) -> None:
+        """The rank became known after the folder was made."""
+        if not path.exists():
+            os.rename(self.folder.path, path)
+
+
+class Collector:
+    """Takes finished calls from the hooks and puts them into the step's folder."""
+
+    def __init__(self, config: ProbeConfig, settle: Callable[[], None]) -> None:
+        self.config = config
+        self.selection = Selection(config)
+        self.stacks = CallStacks()
+        self.n_errors = 0
+        self.step: StepOutput | None = None  # where calls of now go; None between steps
+        self.n_late = 0  # backward records that came after their step had ended
+        self._settle = settle
+        self._queue: list[tuple] = []
+        self._lock = threading.RLock()
+        self.has_structure_only = config.task == "structure"
+
+    def put(
+        self,
+        step: StepOutput,
+        name: str,
+        pieces: list[Any],
+        frames: tuple[str, ...] | None = None,
+        parent: str | None = None,
+        has_parent: bool = False,
+    ) -> None:
+        """Write one finished call; pieces that are not text yet are asked for once the device has settled."""
+        if not step.is_open:
+            self.n_late += 1
+            return
+        if self.has_structure_only:
+            step.folder.add_call(name, None, frames, parent, has_parent)
+            return
+        try:
+            body = "".join(pieces)
+        except TypeError:
+            with self._lock:
+                self._queue.append((step, name, pieces, frames, parent, has_parent))
+                if len(self._queue) >= _MOST_QUEUED:
+                    self.settle()
+            return
+        step.folder.add_call(name, body, frames, parent, has_parent)
+
+    def settle(self) -> None:
+        """Write what waits for a device."""
+        with self._lock:
+            queue, self._queue = self._queue, []
+            if not queue:
+                return
+            self._settle()
+            for step, name, pieces, frames, parent, has_parent in queue:
+                body = "".join(piece if isinstance(piece, str) else piece() for piece in pieces)
+                step.folder.add_call(name, body, frames, parent, has_parent)
+
+    def flush(self) -> None:
+        """Everything collected so far is in valid files when this returns."""
+        if self.step is not None:
+            self.settle()
+            self.step.store.drain()
+            self.step.folder.flush()
+
+    def end_step(self) -> None:
+        """The step is over: its files are complete."""
+        step, self.step = self.step, None
+        if step is not None:
+            self.settle()
+            step.is_open = False
+            step.store.drain()
+            step.folder.close()
+
+    def guard(self, what: str, error: Exception) -> None:
+        """Note an error of our own; the user's program goes on."""
+        self.n_errors += 1
+        step = self.step
+        log = step.errors if step is not None else ErrorLog(self.config.dump_path)
+        log.record(what, error)

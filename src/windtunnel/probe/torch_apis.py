@@ -1,0 +1,193 @@
+"""Level L1: every torch API the program calls, seen by a torch function mode. Nothing of torch is replaced.
+
+    F.relu(x) ──> mode ──> name, selection ──> inputs ──> the call itself ──> outputs, stack, backward hooks
+
+While an API runs the mode is off, so what it calls inside is not recorded: one entry per call of the user. The one
+thing put in place for the time of collecting are thin methods for Python's operators (`x + y`), because torch hands
+`x + y` and `x.add(y)` on under the same name, and readers of dumps know `Tensor.__add__`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from windtunnel.probe.callsite import CallSites
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.torch_api_names import OPERATORS, ApiName, name_of
+from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_scopes import Scopes
+
+__all__ = ["ApiMode", "OperatorNames"]
+
+_SKIP = 0
+
+
+class _Open:
+    """A function that is not recorded itself, but what it calls is: `body` is it without its own question for modes."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, function: Callable) -> None:
+        self.body = (
+            _backward if function is torch.Tensor.backward else getattr(function, "__wrapped__", function)
+        )
+
+
+def _backward(
+    self, gradient=None, retain_graph=None, create_graph=False, inputs=None
+):  # as torch.Tensor.backward
+    torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+class ApiMode(TorchFunctionMode):
+    """Records the APIs called in the threads it is entered in."""
+
+    def __init__(
+        self, collector: Collector, writer: CallWriter, scopes: Scopes, names: OperatorNames
+    ) -> None:
+        super().__init__()
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self.names = names
+        self.sites = CallSites()
+        self._known: dict[Any, Any] = {}  # function -> _SKIP, _Open or its ApiName
+        self.missed: dict[str, int] = {}  # APIs that were called but left out, by name
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        known = self._known.get(function)
+        if known is None:
+            known = self._learn(function)
+        if known is _SKIP or self.collector.step is None or self.scopes.is_quiet:
+            return function(*args, **kwargs)
+        if type(known) is _Open:
+            with self:
+                return known.body(*args, **kwargs)
+        call = None
+        try:
+            name = known
+            operator = self.names.take()
+            if operator is not None and operator in self._operators(known):
+                name = self._operators(known)[operator]
+            call = self._begin(name, args, kwargs)
+        except Exception as error:
+            self.collector.guard(f"the inputs of {known.key}", error)
+        result = function(*args, **kwargs)
+        if call is not None:
+            try:
+                backward, parent = self._backward_name(call.forward), self.scopes.backward(call.parent)
+                self.writer.after(call, result, backward, parent, skip=1)
+            except Exception as error:
+                self.collector.guard(f"the outputs of {call.forward}", error)
+        return result
+
+    def _learn(self, function: Callable) -> Any:
+        try:
+            name = name_of(function)
+        except Exception as error:
+            self.collector.guard(f"the name of {function!r}", error)
+            name = None
+        if name is None:
+            known: Any = _SKIP
+        elif name.is_open:
+            known = _Open(function)
+        elif self.collector.selection.wants_api(name.prefix, name.api) or name.prefix == "Tensor":
+            known = name
+        else:
+            known = _SKIP
+        self._known[function] = known
+        return known
+
+    def _begin(self, name: ApiName, args: tuple, kwargs: dict) -> Any:
+        selection = self.collector.selection
+        if name.prefix == "Tensor" and not selection.wants_api(name.prefix, name.api):
+            return None
+        step = self.collector.step
+        if step is None:
+            return None
+        forward = f"{name.key}.{step.number(name.key)}.forward"
+        parent = self.scopes.current()
+        if not selection.is_open and not selection.wants(forward, self.scopes.names()):
+            return None
+        if name.python is not None:
+            args, kwargs = self.sites.as_written(name.python, sys._getframe(2), args, kwargs)
+        return self.writer.before(step, forward, parent, args, kwargs)
+
+    def _operators(self, name: ApiName) -> dict[str, ApiName]:
+        return _OPERATOR_NAMES if name.prefix == "Tensor" else {}
+
+    @staticmethod
+    def _backward_name(forward: str) -> str:
+        return f"{forward[: -len('forward')]}backward"
+
+
+_OPERATOR_NAMES = {operator: ApiName("Tensor", operator) for operator in OPERATORS}
+
+
+class OperatorNames:
+    """Puts thin methods in place that tell which of Python's operators led to a call, and takes them away again."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._is_installed = False
+
+    def take(self) -> str | None:
+        """The operator that was used for the call being made now, once."""
+        name = getattr(self._local, "name", None)
+        self._local.name = None
+        return name
+
+    def install(self, model: Any = None) -> None:
+        if self._is_installed:
+            return
+        self._is_installed = True
+        for operator in OPERATORS:
+            original = getattr(torch.Tensor, operator, None)
+            if original is not None and operator not in vars(torch.Tensor):
+                setattr(torch.Tensor, operator, _named(original, operator, self._local))
+
+    def end_step(self) -> None:
+        """Nothing is left after stop."""
+
+    def remove(self) -> None:
+        if not self._is_installed:
+            return
+        self._is_installed = False
+        for operator in OPERATORS:
+            method = vars(torch.Tensor).get(operator)
+            if getattr(method, "_is_windtunnel", False):
+                delattr(torch.Tensor, operator)
+
+
+def _named(original: Callable, operator: str, local: threading.local) -> Callable:
+    if operator in ("__neg__", "__pos__", "__abs__", "__invert__"):
+
+        def method(self: torch.Tensor) -> Any:
+            local.name = operator
+            try:
+                return original(self)
+            finally:
+                local.name = None  # not taken: made inside an API, where nothing is recorded
+
+    else:
+
+        def method(self: torch.Tensor, other: Any) -> Any:  # type: ignore[misc]
+            local.name = operator
+            try:
+                return original(self, other)
+            finally:
+                local.name = None
+
+    method.__name__ = operator
+    method.__qualname__ = f"Tensor.{operator}"
+    method._is_windtunnel = True  # type: ignore[attr-defined]
+    return method

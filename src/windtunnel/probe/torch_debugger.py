@@ -1,0 +1,215 @@
+"""PrecisionDebugger for PyTorch: when to collect, and which hooks are in place while it does.
+
+    start(model) ──> wanted step and rank? ──> step folder, hooks ──> stop ──> hooks gone, files flushed ──> step
+
+The hooks of a level are in place only between start and stop of a wanted step. What stays after stop are hooks on
+the autograd graph of that segment, so that its backward is still collected; they go with the graph.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from windtunnel.errors import UsageError
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.config import ProbeConfig, load_config
+from windtunnel.probe.notice import tell
+from windtunnel.probe.torch_apis import ApiMode, OperatorNames
+from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_elements import Elements
+from windtunnel.probe.torch_mode_stack import ModeSwitch
+from windtunnel.probe.torch_modules import ModuleHooks
+from windtunnel.probe.torch_optimizers import OptimizerScope
+from windtunnel.probe.torch_points import PointWriter
+from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.torch_statistics import TorchMeter
+
+__all__ = ["Debugger"]
+
+_MODULE_LEVELS = ("L0", "mix")
+_API_LEVELS = ("L1", "mix")
+
+
+class Debugger:
+    """Collects what a program computes, as its config says. `windtunnel.pytorch.PrecisionDebugger` is its face."""
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike | None = None,
+        level: str | None = None,
+        step: Sequence | None = None,
+    ) -> None:
+        self.config: ProbeConfig = load_config(
+            "pytorch", config_path, task=task, dump_path=dump_path, level=level, step=step
+        )
+        for note in self.config.notes:
+            tell(note)
+        self._step = self._first_step = 0
+        self._is_on = False
+        self._was_told: set[str] = set()
+        self._build()
+        atexit.register(self.close)
+
+    def _build(self) -> None:
+        config = self.config
+        self.meter = TorchMeter(config.summary_mode, config.precision)
+        self.collector = Collector(config, self.meter.settle)
+        self.elements = Elements(self.meter, config.slices)
+        self.writer = CallWriter(self.collector, self.elements)
+        self.scopes = Scopes()
+        self.points = PointWriter(self.collector, self.elements)
+        self.parts: list[Any] = []  # what start installs and stop removes, in this order
+        if config.level in _MODULE_LEVELS:
+            self.parts.append(ModuleHooks(self.collector, self.writer, self.scopes))
+        if config.level in _API_LEVELS:
+            names = OperatorNames()
+            self.parts += [names, ModeSwitch(ApiMode(self.collector, self.writer, self.scopes, names))]
+        if config.level in (*_MODULE_LEVELS, *_API_LEVELS):
+            self.parts.append(OptimizerScope(self.collector, self.scopes))
+
+    def start(
+        self,
+        model: nn.Module | Sequence[nn.Module] | None = None,
+        token_range: Sequence[int] | None = None,
+        rank_id: int | None = None,
+        scheduled_tokens: Mapping[str, int] | None = None,
+    ) -> None:
+        """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
+        self._check(model, token_range, rank_id)
+        if self._is_on or not self._is_wanted(rank_id):
+            return
+        if self.collector.step is None:
+            self.collector.step = self._open_step(rank_id)
+        self._is_on = True
+        for part in self.parts:
+            self._safely(lambda part=part: part.install(model))
+
+    def stop(self) -> None:
+        """End collecting; what was collected is in valid files afterwards."""
+        if not self._is_on:
+            return
+        self._is_on = False
+        for part in reversed(self.parts):
+            self._safely(part.remove)
+        self._safely(self.collector.flush)
+
+    def step(self) -> None:
+        """End the step: its files are complete, and the counters begin anew."""
+        self.stop()
+        self._safely(self.writer.finish_partial)
+        for part in self.parts:
+            self._safely(part.end_step)
+        self._safely(self.points.end_step)
+        self._safely(self.collector.end_step)
+        self._step += 1
+        last = self.config.last_step
+        if last is not None and self._step == last + 1:
+            self._report(f"all wanted steps are collected in {self.config.dump_path}")
+
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Save a value at this point of the program, and the gradients of its tensors when they come."""
+        if self.config.level != "debug":
+            self._tell_once(f'save("{name}") does nothing at level {self.config.level}: set "level": "debug"')
+            return
+        if not self._is_wanted(None):
+            return
+        if self.collector.step is None:
+            self.collector.step = self._open_step(None)
+        self._safely(lambda: self.points.save(variable, name, save_backward))
+
+    def set_init_step(self, step: int) -> None:
+        """Count steps from here: for a training that goes on from a checkpoint."""
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise UsageError(f"set_init_step({step!r}) is not a step", hint="give a whole number from 0 on")
+        self._step = self._first_step = step
+
+    @contextmanager
+    def watch(self, model: Any = None, **options: Any) -> Iterator[None]:
+        """One step as a block: start, the block, stop and step."""
+        self.start(model, **options)
+        try:
+            yield
+        finally:
+            self.step()
+
+    def close(self) -> None:
+        """Finish whatever is open; at exit this comes by itself."""
+        atexit.unregister(self.close)
+        if self._is_on or self.collector.step is not None:
+            self.step()
+        note = self.config.step_note(self._first_step, self._step)
+        if note is not None:
+            self._tell_once(note)
+
+    def _check(self, model: Any, token_range: Any, rank_id: Any) -> None:
+        needs_model = self.config.level in _MODULE_LEVELS
+        if model is None:
+            if needs_model or token_range is not None:
+                reason = f"level {self.config.level}" if needs_model else "token_range"
+                raise UsageError(f"start() has no model, which {reason} needs", hint="start(model=...)")
+        else:
+            models = model if isinstance(model, (list, tuple)) else [model]
+            wrong = [type(item).__name__ for item in models if not isinstance(item, nn.Module)]
+            if wrong or not models:
+                raise UsageError(
+                    f"start(model) was given {wrong[0] if wrong else 'an empty list'}",
+                    hint="give a torch.nn.Module, or a list or tuple of them",
+                )
+        if rank_id is not None and (not isinstance(rank_id, int) or rank_id < 0):
+            raise UsageError(f"rank_id {rank_id!r} is not a rank", hint="give a whole number from 0 on")
+
+    def _is_wanted(self, rank_id: int | None) -> bool:
+        if self.config.dump_enable is False or not self.config.wants_step(self._step):
+            return False
+        rank, n_ranks = _rank(rank_id)
+        note = self.config.rank_note(rank, n_ranks)
+        if note is not None:
+            self._tell_once(note)
+        return self.config.wants_rank(rank)
+
+    def _open_step(self, rank_id: int | None) -> StepOutput | None:
+        rank, _ = _rank(rank_id)
+        name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+        folder = Path(self.config.dump_path) / f"step{self._step}" / name
+        wants_tensors = self.config.task == "tensor" or bool(self.config.tensor_list)
+        return StepOutput(self.config, folder, _version(), wants_tensors)
+
+    def _safely(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.collector.guard("starting or stopping", error)
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._was_told:
+            self._was_told.add(sentence)
+            tell(sentence)
+
+    def _report(self, sentence: str) -> None:
+        if self.collector.n_errors:
+            sentence += f"; {self.collector.n_errors} errors of the probe are in dump_error_info.log"
+        self._tell_once(sentence)
+
+
+def _rank(rank_id: int | None) -> tuple[int | None, int | None]:
+    if rank_id is not None:
+        return rank_id, None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None, None
+
+
+def _version() -> str:
+    import windtunnel
+
+    return windtunnel.__version__

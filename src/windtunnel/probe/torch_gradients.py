@@ -1,0 +1,200 @@
+"""The gradients of one call, taken from the autograd nodes it made, without adding a node.
+
+    tensors that went in ──> their edges ─┐
+    tensors that came out ──> their nodes ┴──> nodes between ──> hooks ──> gradients, in argument order
+
+A hook on a tensor would see the sum over every use of it; a hook module as torch has them adds an identity node and
+with it another order of accumulation. So this walks from the outputs to the edges of the inputs, over the nodes the
+call itself made (their sequence numbers are not older than the call), and hooks only those that hand a gradient to
+an input. Nothing is inserted: losses and gradients stay bit for bit what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Call", "Edges", "sequence_number"]
+
+Done = Callable[[list, list], None]  # gradients of the outputs, gradients of the inputs
+
+sequence_number = torch._C._autograd._get_sequence_nr
+LEAF = 2**64 - 1  # the sequence number of the node that accumulates into a leaf
+
+
+class Edges:
+    """Where gradients of the inputs will arrive; must be made before the call, for in-place calls move them."""
+
+    __slots__ = ("leaves", "n", "nodes", "since")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.n = len(tensors)
+        self.since = sequence_number()
+        self.nodes: dict[
+            tuple[int, int], tuple[Any, list[int]]
+        ] = {}  # (id of node, output) -> node kept alive
+        self.leaves: dict[int, tuple[Any, list[int]]] = {}
+        for index, tensor in enumerate(tensors):
+            if not tensor.requires_grad:
+                continue
+            node = tensor.grad_fn
+            if node is None:
+                self.leaves.setdefault(id(tensor), (tensor, []))[1].append(index)
+            else:
+                self.nodes.setdefault((id(node), tensor.output_nr), (node, []))[1].append(index)
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.leaves)
+
+
+class Call:
+    """The backward of one call: `done` is called once every hooked node has run, or by `finish`.
+
+    `begun` is called when the first of several nodes has run, so that the owner can finish what stays incomplete.
+    A graph that is kept and run again is handed over again.
+    """
+
+    __slots__ = (
+        "begun",
+        "done",
+        "edges_of",
+        "grad_inputs",
+        "grad_outputs",
+        "is_begun",
+        "last",
+        "n_inputs",
+        "n_outputs",
+        "outputs_of",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        edges: Edges,
+        outputs: Sequence[torch.Tensor],
+        done: Done,
+        begun: Callable[[Call], None],
+        guard: Callable[[Exception], None],
+    ) -> None:
+        self.done = done
+        self.begun = begun
+        self.n_inputs, self.n_outputs = edges.n, len(outputs)
+        self.grad_outputs: list = [None] * self.n_outputs
+        self.grad_inputs: list = [None] * self.n_inputs
+        self.outputs_of: dict[int, list[tuple[int, int]]] = {}  # hooked node -> (its output, our output)
+        self.edges_of: dict[int, list[tuple[int, list[int]]]] = {}  # hooked node -> (its edge, our inputs)
+        nodes = self._outputs(outputs)
+        self._walk(edges, nodes)
+        # Gradients flow from the outputs to the inputs: when the last node before an input has run, all have.
+        self.last = frozenset(self.edges_of or self.outputs_of)
+        self.waiting = set(self.last)
+        self.is_begun = False
+        self._share_out()
+        for key in self.last.union(self.outputs_of):
+            nodes[key].register_hook(_Hook(self, key, guard))
+
+    def _outputs(self, outputs: Sequence[torch.Tensor]) -> dict[int, Any]:
+        nodes: dict[int, Any] = {}
+        for index, tensor in enumerate(outputs):
+            node = tensor.grad_fn
+            if node is None:
+                continue
+            nodes[id(node)] = node
+            self.outputs_of.setdefault(id(node), []).append((tensor.output_nr, index))
+        return nodes
+
+    def _walk(self, edges: Edges, nodes: dict[int, Any]) -> None:
+        """Add every node between the outputs and the inputs to `nodes`; note which edges lead to an input."""
+        stack = list(nodes.values())
+        for key, found in edges.nodes.items():
+            if key[0] in nodes:  # an input that is handed on as it is: its gradient is that of the output
+                for nr, index in self.outputs_of[key[0]]:
+                    if nr == key[1]:
+                        self.edges_of.setdefault(key[0], []).append((-1 - index, found[1]))
+        since, leaves, inner = edges.since, edges.leaves, edges.nodes
+        while stack:
+            node = stack.pop()
+            if node._sequence_nr() < since:
+                continue  # made before the call: an input, or something the call took from elsewhere
+            for position, (target, nr) in enumerate(node.next_functions):
+                if target is None:
+                    continue
+                key = id(target)
+                number = target._sequence_nr()
+                if number == LEAF:
+                    found = leaves.get(id(target.variable)) if leaves else None
+                    number = -1
+                else:
+                    found = inner.get((key, nr))
+                if found is not None:
+                    self.edges_of.setdefault(id(node), []).append((position, found[1]))
+                elif number >= since and key not in nodes:
+                    nodes[key] = target
+                    stack.append(target)
+
+    def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
+        """One hooked node has run."""
+        for nr, index in self.outputs_of.get(key, ()):
+            if nr < len(grad_outputs):
+                self.grad_outputs[index] = grad_outputs[nr]
+        for position, indices in self.edges_of.get(key, ()):
+            gradient = self.grad_outputs[-1 - position] if position < 0 else grad_inputs[position]
+            if gradient is not None:
+                self._add(indices[0], gradient)
+        self.waiting.discard(key)
+        if self.waiting and not self.is_begun:
+            self.begun(self)
+        self.is_begun = True
+        if not self.waiting:
+            self.finish()
+
+    def _share_out(self) -> None:
+        """A tensor given twice to a single node (x * x) has an edge for each place: one gradient each, in order.
+
+        Where a call is several nodes its uses cannot be told apart, and the first place gets the sum.
+        """
+        if len(self.edges_of) != 1:
+            return
+        (edges,) = self.edges_of.values()
+        shared = [indices for _, indices in edges if len(indices) > 1]
+        for indices in {id(group): group for group in shared}.values():
+            mine = [number for number, (_, group) in enumerate(edges) if group is indices]
+            if len(mine) == len(indices):
+                for number, index in zip(mine, indices, strict=True):
+                    edges[number] = (edges[number][0], [index])
+
+    def _add(self, index: int, gradient: torch.Tensor) -> None:
+        if self.grad_inputs[index] is None:
+            self.grad_inputs[index] = gradient
+        else:
+            with torch.no_grad():
+                self.grad_inputs[index] = self.grad_inputs[index] + gradient
+
+    def finish(self) -> None:
+        """Hand over what there is, and be ready for the graph to run again."""
+        if not self.is_begun:
+            return
+        outputs, inputs = self.grad_outputs, self.grad_inputs
+        self.grad_outputs, self.grad_inputs = [None] * self.n_outputs, [None] * self.n_inputs
+        self.waiting = set(self.last)
+        self.is_begun = False
+        self.done(outputs, inputs)
+
+
+class _Hook:
+    """Called by autograd with the gradients of one node; holds no node, else the graph would never be freed."""
+
+    __slots__ = ("call", "guard", "key")
+
+    def __init__(self, call: Call, key: int, guard: Callable[[Exception], None]) -> None:
+        self.call = call
+        self.key = key
+        self.guard = guard
+
+    def __call__(self, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
+        try:
+            self.call.ran(self.key, grad_inputs, grad_outputs)
+        except Exception as error:  # the tool's own mistakes never reach the user's backward
+            self.guard(error)

@@ -1,0 +1,218 @@
+"""Level L0: the modules below the model, by forward hooks and by the autograd nodes their calls made.
+
+    forward pre-hook ──> inputs ──> children, APIs ──> forward hook ──> outputs, parameters ──> nodes hooked
+    gradient of a parameter ──> entry "Module.….parameters_grad.n" once all parameters of the module have theirs
+
+torch's own full backward hooks put identity nodes into the graph, which changes the order of accumulation and breaks
+modules that work in place; these do not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.torch_calls import CallWriter, OpenCall
+from windtunnel.probe.torch_scopes import Scopes, backward_of
+
+__all__ = ["ModuleHooks", "named_modules"]
+
+
+def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
+    """The modules to watch with their names in a dump: every submodule, not the given module itself."""
+    if isinstance(model, nn.Module):
+        roots: Iterable[tuple[str, nn.Module]] = [("Module.", model)]
+    else:
+        roots = [(f"Module.{index}.", root) for index, root in enumerate(model)]
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for prefix, root in roots:
+        for path, module in root.named_modules():
+            if path and id(module) not in found:  # a shared module keeps its first name
+                found[id(module)] = (f"{prefix}{path}.{type(module).__name__}", module)
+    return list(found.values())
+
+
+class ModuleHooks:
+    """Hooks on the modules of one model; installed while collecting, gone afterwards."""
+
+    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self._handles: list[Any] = []
+        self._gradients = ParameterGradients(collector, writer)
+        self._open = threading.local()
+
+    def install(self, model: Any) -> None:
+        """Hook every submodule; calling it again does nothing until `remove`."""
+        if self._handles:
+            return
+        for name, module in named_modules(model):
+            self._watch(name, module)
+
+    def remove(self) -> None:
+        """Take the hooks off the modules. Hooks on the graph stay, for its backward may come later."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        self._gradients.remove_finished()
+
+    def end_step(self) -> None:
+        """Take the hooks off the parameters too."""
+        self._gradients.remove_all()
+
+    def _watch(self, name: str, module: nn.Module) -> None:
+        def before(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            self._before(name, module, args, kwargs)
+
+        def after(_: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            self._after(name, module, output)
+
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        # always_call: also after an exception, so that the stack of modules stays right
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        calls = self._calls()
+        call: OpenCall | None = None
+        scope = None
+        step = self.collector.step
+        if step is not None and not self.scopes.is_quiet:
+            try:
+                scope = f"{name}.forward.{step.number(name)}"
+                if self.collector.selection.is_open or self.collector.selection.wants(
+                    scope, self.scopes.names()
+                ):
+                    with torch._C.DisableTorchFunction():
+                        call = self.writer.before(step, scope, self.scopes.current(), args, kwargs)
+            except Exception as error:
+                self.collector.guard(f"the inputs of {name}", error)
+        if scope is not None:
+            self.scopes.stack.append(scope)
+        calls.append((module, scope, call))
+
+    def _after(self, name: str, module: nn.Module, output: Any) -> None:
+        calls = self._calls()
+        while calls:  # an exception inside leaves the calls of the children behind
+            found, scope, call = calls.pop()
+            if scope is not None and scope in self.scopes.stack:
+                del self.scopes.stack[self.scopes.stack.index(scope) :]
+            if found is module:
+                break
+        else:
+            return
+        if call is None or output is None:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                parameters = {key: value for key, value in module._parameters.items() if value is not None}
+                backward = backward_of(call.forward) or call.forward
+                parent = backward_of(call.parent)
+                self.writer.after(
+                    call, output, backward, parent, skip=2, parameters=parameters, keeps_absent=False
+                )
+                if self.writer.has_backward and torch.is_grad_enabled():
+                    self._gradients.watch(call.step, name, parameters)
+        except Exception as error:
+            self.collector.guard(f"the outputs of {name}", error)
+
+    def _calls(self) -> list[tuple[nn.Module, str | None, OpenCall | None]]:
+        found = getattr(self._open, "calls", None)
+        if found is None:
+            found = self._open.calls = []
+        return found
+
+
+class ParameterGradients:
+    """The gradient of each parameter, taken where it reaches the parameter, one entry per module and backward."""
+
+    def __init__(self, collector: Collector, writer: CallWriter) -> None:
+        self.collector = collector
+        self.writer = writer
+        self._modules: dict[str, _ModuleGradients] = {}
+
+    def watch(self, step: StepOutput, name: str, parameters: dict[str, torch.Tensor]) -> None:
+        """Expect gradients of these parameters of a module."""
+        if name in self._modules or self.writer.has_structure_only:
+            return
+        wanted = {key: value for key, value in parameters.items() if value.requires_grad and value.is_leaf}
+        if wanted:
+            self._modules[name] = _ModuleGradients(self, step, name, wanted)
+
+    def remove_finished(self) -> None:
+        """After `stop`: modules whose gradients have all come need no hook any more."""
+        for name, module in list(self._modules.items()):
+            if module.n_written and not module.gradients:
+                self._modules.pop(name).remove()
+
+    def remove_all(self) -> None:
+        modules, self._modules = self._modules, {}
+        for module in modules.values():
+            module.write()
+            module.remove()
+
+
+class _ModuleGradients:
+    def __init__(
+        self, owner: ParameterGradients, step: StepOutput, name: str, wanted: dict[str, torch.Tensor]
+    ) -> None:
+        self.owner = owner
+        self.step = step
+        self.name = name
+        self.wanted = set(wanted)
+        self.gradients: dict[str, list] = {}  # parameter -> pieces of its element
+        self.entry = ""
+        self.n_written = 0
+        self.handles = [value.register_hook(self._hook(key)) for key, value in wanted.items()]
+
+    def _hook(self, key: str) -> Any:
+        def take(gradient: torch.Tensor) -> None:
+            try:
+                self._take(key, gradient)
+            except Exception as error:
+                self.owner.collector.guard(f"the gradient of {self.name}.{key}", error)
+
+        return take
+
+    def _take(self, key: str, gradient: torch.Tensor) -> None:
+        if not self.step.is_open:
+            return
+        if key in self.gradients:  # another backward has begun though some parameters had none in the last
+            self.write()
+        if not self.gradients:
+            entry = f"{self.name}.parameters_grad"
+            self.entry = f"{entry}.{self.step.number(entry)}"
+        pieces: list = []
+        store = self.owner.writer.store_for(self.step, self.entry)
+        self.owner.writer.elements.encode(pieces, [gradient], "", None) if store is None else (
+            self._saved(pieces, gradient, key, store)
+        )
+        self.gradients[key] = pieces
+        if len(self.gradients) == len(self.wanted):
+            self.write()
+
+    def _saved(self, pieces: list, gradient: torch.Tensor, key: str, store: Any) -> None:
+        pieces.append("[")
+        self.owner.writer.elements.tensor(pieces, gradient, f"{self.entry}.{key}", store)
+        pieces.append("]")
+
+    def write(self) -> None:
+        """Write the entry with the gradients that have come."""
+        gradients, self.gradients = self.gradients, {}
+        if not gradients:
+            return
+        pieces: list = ["{"]
+        for index, (key, value) in enumerate(gradients.items()):
+            pieces += [f'{", " if index else ""}"{key}": ', *value]
+        pieces.append("}")
+        self.n_written += 1
+        self.owner.collector.put(self.step, self.entry, pieces)
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
