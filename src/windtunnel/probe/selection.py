@@ -101,9 +101,9 @@ class Selection:
         if self._listed(entry_name):  # type: ignore[misc]
             return True
         module, gradients, _ = entry_name.rpartition(_GRADIENTS)
-        if gradients:
-            # The gradients of parameters belong to the backward of their module.
-            return self._listed(f"{module}.backward.0")  # type: ignore[misc]
+        # The gradients of parameters belong to the backward of their module.
+        if gradients and self._listed(f"{module}.backward.0"):  # type: ignore[misc]
+            return True
         if not self._expands:
             return False
         known = self._is_parent_listed
