@@ -7,7 +7,7 @@ backward runs        ──> entry "….backward": gradients of the outputs, gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,9 +90,12 @@ class CallWriter:
         *,
         skip: int,
         parameters: dict[str, torch.Tensor] | None = None,
-        keeps_absent: bool = True,
     ) -> None:
-        """Write the forward entry and hook the backward. `skip`: frames between here and the user's call."""
+        """Write the forward entry and hook the backward. `skip`: frames between here and the user's call.
+
+        Modules have `parameters`. Their backward lists the inputs that have a gradient; that of an API has a place
+        for each input that could have one.
+        """
         name, step, collector = call.forward, call.step, self.collector
         frames = collector.stacks.here(skip + 1) if self.has_stacks else None
         outputs = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
@@ -114,17 +117,18 @@ class CallWriter:
         tensors = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
         if not tensors:
             return
-        keep = None if keeps_absent else [tensor.requires_grad for tensor in call.tensors]
-        done = self._backward_writer(step, backward, backward_parent, keep)
-        Call(edges, tensors, done, self._begun, self._failed)
+        if parameters is not None:
+            keep = [tensor.requires_grad for tensor in call.tensors]
+        else:
+            keep = [tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors]
+        done = self._backward_writer(step, backward, backward_parent)
+        Call(edges, tensors, done, self._begun, self._failed, keep, by_edge=parameters is None)
 
     def _backward_writer(
-        self, step: StepOutput, name: str, parent: str | None, keep: Sequence[bool] | None
+        self, step: StepOutput, name: str, parent: str | None
     ) -> Callable[[list, list], None]:
         def done(grad_outputs: list, grad_inputs: list) -> None:
             try:
-                if keep is not None:
-                    grad_inputs = [grad for grad, kept in zip(grad_inputs, keep, strict=True) if kept]
                 store = self.store_for(step, name)
                 pieces = ["{"]
                 if self.has_input:

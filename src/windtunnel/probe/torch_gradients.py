@@ -63,6 +63,8 @@ class Call:
         "grad_inputs",
         "grad_outputs",
         "is_begun",
+        "is_by_edge",
+        "keep",
         "last",
         "n_inputs",
         "n_outputs",
@@ -77,9 +79,13 @@ class Call:
         done: Done,
         begun: Callable[[Call], None],
         guard: Callable[[Exception], None],
+        keep: Sequence[bool],
+        *,
+        by_edge: bool = False,
     ) -> None:
         self.done = done
         self.begun = begun
+        self.keep = keep  # inputs that have a place in the result, unless the places are those of a node
         self.n_inputs, self.n_outputs = edges.n, len(outputs)
         self.grad_outputs: list = [None] * self.n_outputs
         self.grad_inputs: list = [None] * self.n_inputs
@@ -91,6 +97,7 @@ class Call:
         self.last = frozenset(self.edges_of or self.outputs_of)
         self.waiting = set(self.last)
         self.is_begun = False
+        self.is_by_edge = by_edge and self._number_by_edge(nodes)
         self._share_out()
         for key in self.last.union(self.outputs_of):
             nodes[key].register_hook(_Hook(self, key, guard))
@@ -150,6 +157,23 @@ class Call:
         if not self.waiting:
             self.finish()
 
+    def _number_by_edge(self, nodes: dict[int, Any]) -> bool:
+        """A call that is one node, with its edges in argument order: count the gradients as the node does.
+
+        So a convolution has (input, weight, bias) and an embedding only (weight): index tensors and buffers have no
+        gradient and no place.
+        """
+        if len(self.edges_of) != 1 or self.edges_of.keys() != self.outputs_of.keys():
+            return False
+        ((key, edges),) = self.edges_of.items()
+        order = [indices[0] for _, indices in edges]
+        if order != sorted(order) or any(position < 0 for position, _ in edges):
+            return False
+        self.n_inputs = len(nodes[key].next_functions)
+        self.grad_inputs = [None] * self.n_inputs
+        self.edges_of = {key: [(position, [position]) for position, _ in edges]}
+        return True
+
     def _share_out(self) -> None:
         """A tensor given twice to a single node (x * x) has an edge for each place: one gradient each, in order.
 
@@ -180,6 +204,8 @@ class Call:
         self.grad_outputs, self.grad_inputs = [None] * self.n_outputs, [None] * self.n_inputs
         self.waiting = set(self.last)
         self.is_begun = False
+        if not self.is_by_edge:
+            inputs = [gradient for gradient, is_kept in zip(inputs, self.keep, strict=True) if is_kept]
         self.done(outputs, inputs)
 
 

@@ -113,9 +113,7 @@ class ModuleHooks:
                 parameters = {key: value for key, value in module._parameters.items() if value is not None}
                 backward = backward_of(call.forward) or call.forward
                 parent = backward_of(call.parent)
-                self.writer.after(
-                    call, output, backward, parent, skip=2, parameters=parameters, keeps_absent=False
-                )
+                self.writer.after(call, output, backward, parent, skip=2, parameters=parameters)
                 if self.writer.has_backward and torch.is_grad_enabled():
                     self._gradients.watch(call.step, name, parameters)
         except Exception as error:
