@@ -125,7 +125,9 @@ def _read_npy(path: Path) -> tuple[np.ndarray, str]:
     # In whole numbers of Python, before numpy computes with these lengths: they may be anything.
     n_expected = dtype.itemsize * math.prod(shape)
     if start + n_expected > n_file or len(shape) > 32:
-        raise CorruptFile(f"{path} promises {dtype} of shape {list(shape)[:8]} but holds {n_file - start} bytes")
+        raise CorruptFile(
+            f"{path} promises {dtype} of shape {list(shape)[:8]} but holds {n_file - start} bytes"
+        )
     name = element_type(dtype.name).name
     if not n_expected:
         return np.zeros(shape, dtype), name

@@ -41,7 +41,9 @@ class TensorStore:
         self.n_saved = self.n_linked = self.n_lost = 0
         self._file_format = file_format
         self._can_link = link
-        self._first: dict[tuple, str] = {}  # what bytes -> the file that has them
+        self._file_of: dict[tuple, str] = {}  # what bytes -> a file that has them
+        self._bytes_in: dict[str, tuple] = {}  # and back: a file written anew no longer has its old ones
+        self._digits_of: dict[str, str] = {}  # names that no file system takes -> names of their files
         self._is_made = self._is_told = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -101,8 +103,10 @@ class TensorStore:
     def _write(self, file_name, data, dtype_name, shape, same_as, crc) -> bool:
         try:
             key = (same_as, dtype_name, shape)
-            if same_as is not None and self._link(self._first.get(key), file_name):
+            if same_as is not None and self._link(self._file_of.get(key), file_name):
                 return True
+            if (old := self._bytes_in.pop(file_name, None)) is not None:
+                self._file_of.pop(old, None)
             self._make_folder()
             path = f"{self.path}/{file_name}"
             if file_name.endswith(".pt"):
@@ -114,7 +118,7 @@ class TensorStore:
             with self._lock:
                 self.n_saved += 1
                 if same_as is not None and self._can_link:
-                    self._first[key] = file_name
+                    self._file_of[key], self._bytes_in[file_name] = file_name, key
             return True
         except (OSError, UsageError) as error:
             self._fail(error)
@@ -129,6 +133,8 @@ class TensorStore:
                 try:
                     os.link(f"{self.path}/{first}", f"{self.path}/{file_name}")
                 except FileExistsError:
+                    if (old := self._bytes_in.pop(file_name, None)) is not None:
+                        self._file_of.pop(old, None)
                     os.unlink(f"{self.path}/{file_name}")
                     os.link(f"{self.path}/{first}", f"{self.path}/{file_name}")
             except OSError:
@@ -155,17 +161,24 @@ class TensorStore:
             and full[0] != "."
         ):
             return full
-        digest = hashlib.blake2b(full.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        digits = f"{int.from_bytes(digest, 'big') % 10**32:032d}" + suffix
+        with self._lock:
+            digits = self._digits_of.get(full)
+            if digits is None:
+                digest = hashlib.blake2b(full.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                digits = f"{int.from_bytes(digest, 'big') % 10**32:032d}{suffix}"
+                self._append_mapping(digits, full)
+                self._digits_of[full] = digits
+        return digits
+
+    def _append_mapping(self, file_name: str, full: str) -> None:
         self._make_folder()
-        with self._lock, open(self.path / MAPPING_NAME, "ab") as file:
-            row = io.StringIO()
-            rows = csv.writer(row, lineterminator="\n")
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        with open(self.path / MAPPING_NAME, "ab") as file:
             if not file.tell():
                 rows.writerow(("file", "name"))
-            rows.writerow((digits, full))
-            file.write(row.getvalue().encode("utf-8", "backslashreplace"))
-        return digits
+            rows.writerow((file_name, full))
+            file.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
