@@ -1,0 +1,297 @@
+"""Compare two dumps, one step and rank at a time.
+
+    two paths ──> parts ──> columns ──> (shards merged) ──> pairs ──> numbers ──> judged ──> RankComparison, one by one
+
+A RankComparison holds the columns of both sides. Whoever iterates takes from it what he needs and lets it go, so
+memory is that of one rank however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import CorruptFile
+from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
+from windtunnel.probe.dump_reader import DumpData, read_part
+from windtunnel.probe.dump_tree import DumpPart, PartPair, find_parts, pair_parts
+from windtunnel.probe.entry_name import BACKWARD, parse_entry_name
+from windtunnel.probe.match import Match, match_columns
+from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, pair_numbers
+from windtunnel.probe.shard_merge import (
+    AVERAGED,
+    COPIED,
+    ODD_RANK,
+    SPLIT,
+    UNLIKE,
+    Merged,
+    Union,
+    merge_shards,
+    unite,
+)
+from windtunnel.probe.tensor_file import read_tensor
+from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
+from windtunnel.probe.tolerance import Tolerance, judge
+
+__all__ = ["OnProgress", "RankComparison", "Side", "compare_dumps"]
+
+OnProgress = Callable[[str, int, int], None]  # what, done, of
+
+_MOST = 0.5  # of the pairs: so many other types are a choice, not a mistake
+_DTYPE_PAIRS = 8  # fewer say nothing about the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison: one rank, or several put together."""
+
+    ranks: tuple[DumpData, ...]
+    columns: Columns
+    union: Union | None = None
+    merged: Merged | None = None
+
+    @property
+    def first(self) -> DumpData:
+        return self.ranks[0]
+
+    def stack_of(self, entry: str) -> tuple[str, ...]:
+        return next((stack for rank in self.ranks if (stack := rank.stack_of(entry))), ())
+
+    def parents(self) -> dict[str, str | None]:
+        return {name: parent for rank in reversed(self.ranks) for name, parent in rank.parents.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """Everything about one step of one rank. Arrays from `place` to `role` have one element per pair of values."""
+
+    pair: PartPair
+    a: Side
+    b: Side
+    words: Vocabulary
+    match: Match  # entries side by side
+    place: np.ndarray  # which of them
+    row_a: np.ndarray
+    row_b: np.ndarray
+    role: np.ndarray
+    numbers: PairNumbers
+    judged: np.ndarray
+    tensors: dict[int, TensorNumbers]  # pair -> element by element
+    lone_place: np.ndarray  # values that one side of a paired entry lacks
+    lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
+    is_strict: bool  # a call that only one side has is a difference of the programs
+    last_place: int  # where the shorter side of a run that was cut off ends
+    notes: tuple[str, ...]
+
+    def name(self, place: int) -> str:
+        """The entry at a place, as A calls it if A has it."""
+        i, j = self.match.entry_a[place], self.match.entry_b[place]
+        return self.a.columns.entries[i] if i >= 0 else self.b.columns.entries[j]
+
+
+def compare_dumps(
+    path_a: Path,
+    path_b: Path,
+    tolerance: Tolerance,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Iterator[RankComparison]:
+    """Yield every rank of every step, in the order they ran."""
+    pairs, notes = pair_parts(find_parts(path_a), find_parts(path_b))
+    for note in notes:
+        on_note(note)
+    reading = _Reading(sum(_size(part) for pair in pairs for part in (*pair.a, *pair.b)), on_progress)
+    for pair in pairs:
+        words = Vocabulary()
+        data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
+        data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
+        yield _compare(pair, data_a, data_b, words, tolerance, on_progress)
+
+
+class _Reading:
+    """Bytes read so far, of all."""
+
+    def __init__(self, total: int, on_progress: OnProgress) -> None:
+        self._done, self._total, self._on_progress = 0, total, on_progress
+
+    def on_bytes(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        self._on_progress("reading", self._done, self._total)
+
+
+def _size(part: DumpPart) -> int:
+    try:
+        return sum((part.folder / name).stat().st_size for name in part.files)
+    except OSError:
+        return 0
+
+
+def _compare(
+    pair: PartPair, data_a: tuple[DumpData, ...], data_b: tuple[DumpData, ...], words: Vocabulary,
+    tolerance: Tolerance, on_progress: OnProgress,
+) -> RankComparison:  # fmt: skip
+    a, b = _side(data_a), _side(data_b)
+    is_divided = len(data_a) != len(data_b)
+    is_same_tool = a.first.is_ours == b.first.is_ours
+    is_same_level = a.first.header.get("level") == b.first.header.get("level")
+    needs_parents = a.columns.entries != b.columns.entries
+    match = match_columns(
+        a.columns, b.columns, (a.parents(), b.parents()) if needs_parents else None, shapes=not is_divided
+    )
+    a, b = _merge(a, b, match, words)
+    is_pair = (match.row_a >= 0) & (match.row_b >= 0)
+    if not is_same_tool:
+        is_pair &= ~_foreign_gradients(match, a.columns, words)
+    lone = ~((match.row_a >= 0) & (match.row_b >= 0))
+    place, row_a, row_b = match.place[is_pair], match.row_a[is_pair], match.row_b[is_pair]
+    numbers = pair_numbers(a.columns, b.columns, row_a, row_b, words, digests=is_same_tool)
+    role = (
+        np.frombuffer(words.roles, np.int8)[a.columns.suffix[row_a]] if len(row_a) else np.zeros(0, np.int8)
+    )
+    tensors = _compare_tensors(a, b, row_a, row_b, numbers, on_progress)
+    changed = int(numbers.dtype_differs.sum())
+    n_tensors = int((a.columns.kind[row_a] == TENSOR).sum())
+    ignores_types = n_tensors >= _DTYPE_PAIRS and changed > _MOST * n_tensors
+    pairs_only = replace(match, place=place, row_a=row_a, row_b=row_b)
+    judged = judge(
+        pairs_only, numbers, a.columns, b.columns, role, words, tolerance, ignores_types=ignores_types
+    )
+    cut = a.first.was_killed or b.first.was_killed
+    both = np.flatnonzero((match.entry_a >= 0) & (match.entry_b >= 0))
+    return RankComparison(
+        pair, a, b, words, match, place, row_a, row_b, role, numbers, judged, tensors,
+        lone_place=match.place[lone],
+        lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
+        is_strict=is_same_tool and is_same_level,
+        last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
+        notes=tuple(_notes(a, b, match, is_same_tool, is_same_level, changed if ignores_types else 0)),
+    )  # fmt: skip
+
+
+def _side(ranks: tuple[DumpData, ...]) -> Side:
+    if len(ranks) == 1:
+        return Side(ranks, ranks[0].columns)
+    union = unite([rank.columns for rank in ranks])
+    return Side(ranks, union.columns, union)
+
+
+def _merge(a: Side, b: Side, match: Match, words: Vocabulary) -> tuple[Side, Side]:
+    """Put the shards of the side with more ranks together, as the other side shows them whole."""
+    if len(a.ranks) == len(b.ranks):
+        return a, b
+    many, few = (a, b) if len(a.ranks) > len(b.ranks) else (b, a)
+    assert many.union is not None  # it has several ranks
+    row_many, row_few = (match.row_a, match.row_b) if many is a else (match.row_b, match.row_a)
+    row_of_few = np.full(many.columns.n_rows, -1, dtype=np.int64)
+    has_both = (row_many >= 0) & (row_few >= 0)
+    row_of_few[row_many[has_both]] = row_few[has_both]
+    merged = merge_shards(many.union, [rank.columns for rank in many.ranks], few.columns, row_of_few, words)
+    whole = replace(many, columns=merged.columns, merged=merged)
+    return (whole, b) if many is a else (a, whole)
+
+
+def _foreign_gradients(match: Match, a: Columns, words: Vocabulary) -> np.ndarray:
+    """What msProbe writes for the backward of an API are gradients of its last autograd node, not of its inputs."""
+    names = [parse_entry_name(name) for name in a.entries]
+    is_api = np.array([not name.is_module and name.direction == BACKWARD for name in names], dtype=bool)
+    entries = match.entry_a[match.place]
+    roles = np.frombuffer(words.roles, np.int8)
+    return (match.row_a >= 0) & is_api[entries] & (roles[a.suffix[match.row_a]] == OUTPUT)
+
+
+def _compare_tensors(
+    a: Side, b: Side, row_a: np.ndarray, row_b: np.ndarray, numbers: PairNumbers, on_progress: OnProgress
+) -> dict[int, TensorNumbers]:
+    """Element by element where both sides have the elements and the checksums do not settle it."""
+    has_a, has_b = a.columns.files, b.columns.files
+    if not has_a or not has_b:
+        return {}
+    rows = zip(row_a.tolist(), row_b.tolist(), strict=True)
+    wanted = [
+        index
+        for index, (i, j) in enumerate(rows)
+        if i in has_a and j in has_b and numbers.evidence[index] != BITS
+    ]
+    found: dict[int, TensorNumbers] = {}
+    for done, index in enumerate(wanted):
+        on_progress("comparing tensors", done, len(wanted))
+        x, y = _values(a, int(row_a[index])), _values(b, int(row_b[index]))
+        each = compare_arrays(x, y) if x is not None and y is not None else None
+        if each is None:
+            continue
+        found[index] = each
+        is_divided = any(_how(side, row) == SPLIT for side, row in ((a, row_a[index]), (b, row_b[index])))
+        if is_divided and each.relative_l2 > numbers.error[index]:
+            continue  # parts of a fused weight may be interleaved: statistics do not mind the order
+        numbers.error[index], numbers.evidence[index] = each.relative_l2, VALUES
+        numbers.only_one_finite[index] = each.n_nonfinite_differ > 0
+        numbers.bits_differ[index] &= each.relative_l2 > 0
+    return found
+
+
+def _how(side: Side, row: int) -> int:
+    return int(side.merged.how[row]) if side.merged is not None else COPIED
+
+
+def _values(side: Side, row: int) -> np.ndarray | None:
+    """The elements behind a row, put together from the ranks that share them."""
+    if side.union is None or side.merged is None:
+        path = side.first.tensor_path(row)
+        return _read(path) if path is not None else None
+    how = _how(side, row)
+    if how in (ODD_RANK, UNLIKE):
+        return None
+    n_parts = 1 if how == COPIED else int(side.merged.n_parts[row])
+    paths = [
+        data.tensor_path(int(each))
+        for data, each in zip(side.ranks, side.union.rows[row], strict=True)
+        if each >= 0
+    ][:n_parts]
+    arrays = [_read(path) for path in paths if path is not None]
+    if len(arrays) != n_parts or any(array is None for array in arrays):
+        return None
+    return _joined(arrays, how, int(side.merged.dim[row]))  # type: ignore[arg-type]
+
+
+def _joined(arrays: list[np.ndarray], how: int, dim: int) -> np.ndarray | None:
+    if len(arrays) == 1:
+        return arrays[0]
+    try:
+        if how == SPLIT:
+            return np.concatenate(arrays, axis=dim)
+        total = np.sum([array.astype(np.float64) for array in arrays], axis=0)
+        return total / len(arrays) if how == AVERAGED else total
+    except ValueError:
+        return None  # the files do not have the shapes that the dump says
+
+
+def _read(path: Path) -> np.ndarray | None:
+    try:
+        return read_tensor(path)[0]
+    except CorruptFile:
+        return None  # its statistics are still there
+
+
+def _notes(
+    a: Side, b: Side, match: Match, is_same_tool: bool, is_same_level: bool, n_changed_types: int
+) -> Iterator[str]:
+    def header(side: Side, key: str) -> Any:
+        return side.first.header.get(key)
+
+    if not is_same_tool:
+        yield "one dump is msProbe's: its gradients of API inputs are those of another node, and were not compared"
+    if not is_same_level:
+        yield f"the levels differ ({header(a, 'level')} and {header(b, 'level')}): only what both have was compared"
+    for name, side in (("A", a), ("B", b)):
+        if any(rank.was_killed for rank in side.ranks):
+            yield f"{name} was cut off: its entries end at {side.columns.entries[-1] if side.columns.entries else 'none'}"
+        if len(side.ranks) > 1:
+            yield f"{len(side.ranks)} ranks of {name} were put together"
+    if match.n_renamed:
+        yield f"{match.n_renamed} entries have other names on the two sides and were paired by structure"
+    if n_changed_types:
+        yield f"{n_changed_types} tensors have other types on the two sides: judged by the rounding of the coarser one"

@@ -1,0 +1,165 @@
+"""Find the steps and ranks below a path, and which of two dumps belong together.
+
+    path ──> find_parts ──> DumpPart per step and rank ──┐
+                                                         ├──> pair_parts ──> PartPair: what to compare with what
+    path ──> find_parts ──> DumpPart per step and rank ──┘
+
+A path is a dump_path (step*/rank* or proc*, also below graph/ and pynative/), a step, a rank, or its dump.json.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import UsageError
+from windtunnel.probe.journal import JOURNAL_NAME
+
+__all__ = ["DATA_FILES", "DumpPart", "PartPair", "find_parts", "pair_parts"]
+
+DATA_FILES = ("dump.json", "debug.json")
+_AREAS = ("graph", "pynative")  # where a dump of compiled and of eager code is kept apart
+_STEP = re.compile(r"step(\d{1,12})")
+_RANK = re.compile(r"(rank|proc)(\d{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """One step of one rank."""
+
+    folder: Path
+    files: tuple[str, ...]  # of DATA_FILES; none when a killed process left only its journal
+    area: str = ""  # "graph", "pynative" or none of them
+    step: int | None = None
+    rank: int | None = None  # None: one process without a rank
+    order: int = 0  # rank or process number: only for sorting
+
+
+@dataclass(frozen=True, slots=True)
+class PartPair:
+    """What is compared: one rank with one rank, or one rank with the several that share its work."""
+
+    area: str
+    step: int | None
+    rank: int | None
+    a: tuple[DumpPart, ...]
+    b: tuple[DumpPart, ...]
+
+
+def find_parts(path: Path) -> tuple[DumpPart, ...]:
+    """Everything dumped below `path`, by area, step and rank."""
+    if path.is_file():
+        if path.name not in DATA_FILES:
+            raise UsageError(
+                f"{path} is not a dump.json", hint="name a dump folder, a step, a rank or its dump.json"
+            )
+        parts = [_part_of(path.parent, (path.name,))]
+    elif path.is_dir():
+        parts = _below(path)
+    else:
+        raise UsageError(f"there is no {path}", hint="name a dump folder, a step, a rank or its dump.json")
+    if not parts:
+        raise UsageError(
+            f"{path} holds no dump: no dump.json in it, nor in its step*/rank* folders",
+            hint="name the dump_path of a run, and check that its rank and step filters matched something",
+        )
+    return tuple(sorted(parts, key=lambda part: (part.area, part.step or 0, part.order)))
+
+
+def pair_parts(a: tuple[DumpPart, ...], b: tuple[DumpPart, ...]) -> tuple[list[PartPair], list[str]]:
+    """Which parts to compare, in the order they ran, and a note for every step that has no partner."""
+    groups_a, groups_b = _by_step(a), _by_step(b)
+    if len(groups_a) == 1 and len(groups_b) == 1:  # someone named a step on each side, whatever its number
+        keys = [(next(iter(groups_a)), next(iter(groups_b)))]
+    else:
+        keys = [(key, key) for key in groups_a if key in groups_b]
+    if not keys:
+        raise UsageError(
+            f"the dumps have no step in common: {_steps(groups_a)} against {_steps(groups_b)}",
+            hint="name one step folder on each side to compare different steps",
+        )
+    keys.sort(key=lambda pair: (pair[0][1] or 0, pair[0][0]))  # by step, then area
+    notes = [
+        f"only in {side}: {_steps(alone)}"
+        for side, mine, chosen in (
+            ("A", groups_a, {key for key, _ in keys}),
+            ("B", groups_b, {key for _, key in keys}),
+        )
+        if (alone := [key for key in mine if key not in chosen])
+    ]
+    pairs = [pair for key_a, key_b in keys for pair in _pair_ranks(groups_a[key_a], groups_b[key_b])]
+    return pairs, notes
+
+
+def _below(path: Path) -> list[DumpPart]:
+    if (part := _rank_folder(path)) is not None:
+        return [part]
+    found = []
+    for child in _folders(path):
+        if _RANK.fullmatch(child.name):
+            part = _rank_folder(child)
+            found += [part] if part is not None else []
+        elif _STEP.fullmatch(child.name) or child.name in _AREAS:
+            found += _below(child)
+    return found
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}", hint="check its rights") from error
+
+
+def _rank_folder(path: Path) -> DumpPart | None:
+    files = tuple(name for name in DATA_FILES if (path / name).is_file())
+    return _part_of(path, files) if files or (path / JOURNAL_NAME).is_file() else None
+
+
+def _part_of(folder: Path, files: tuple[str, ...]) -> DumpPart:
+    """What the names of a folder and its parents say."""
+    whole = folder.absolute()
+    rank = _RANK.fullmatch(whole.name)
+    step = _STEP.fullmatch(whole.parent.name) if rank else _STEP.fullmatch(whole.name)
+    above = whole.parent.parent if rank else whole.parent
+    return DumpPart(
+        folder,
+        files,
+        area=above.name if above.name in _AREAS else "",
+        step=int(step.group(1)) if step else None,
+        rank=int(rank.group(2)) if rank and rank.group(1) == "rank" else None,
+        order=int(rank.group(2)) if rank else 0,
+    )
+
+
+def _by_step(parts: tuple[DumpPart, ...]) -> dict[tuple[str, int | None], list[DumpPart]]:
+    groups: dict[tuple[str, int | None], list[DumpPart]] = {}
+    for part in parts:
+        groups.setdefault((part.area, part.step), []).append(part)
+    return groups
+
+
+def _pair_ranks(a: list[DumpPart], b: list[DumpPart]) -> list[PartPair]:
+    """Rank by rank; of different sizes, consecutive ranks of the larger side share the work of one rank."""
+    few, many = sorted((len(a), len(b)))
+    ranks_a, ranks_b = {part.rank for part in a}, {part.rank for part in b}
+    if few == many and None not in ranks_a | ranks_b and ranks_a != ranks_b and ranks_a & ranks_b:
+        a, b = ([part for part in side if part.rank in ranks_a & ranks_b] for side in (a, b))
+        few = many = len(a)
+    if many % few:
+        raise UsageError(
+            f"{len(a)} ranks cannot be compared with {len(b)}: {many} is no multiple of {few}",
+            hint="name one rank folder on each side",
+        )
+    share_a, share_b = len(a) // few, len(b) // few
+    pairs = []
+    for index in range(few):
+        mine, other = a[index * share_a : (index + 1) * share_a], b[index * share_b : (index + 1) * share_b]
+        pairs.append(PartPair(mine[0].area, mine[0].step, mine[0].rank, tuple(mine), tuple(other)))
+    return pairs
+
+
+def _steps(keys: object) -> str:
+    names = [f"{area + '/' if area else ''}step{'' if step is None else step}" for area, step in keys]  # type: ignore[attr-defined]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

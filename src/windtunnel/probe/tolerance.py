@@ -1,0 +1,125 @@
+"""What is rounding, and what is more: the limit of every pair, from its types and from the noise before it.
+
+    error, types, order ──> judge ──> equal | rounding | different, for every pair
+
+See docs/compare.md for the reasons. In short, with eps the spacing of the coarser of the two types at 1:
+
+    nothing differed before    error <= max(64 eps of float32, eps)                     is one operation's rounding
+    noise n came before        error <= 100 n is what one operation may make of it, but never more than
+                               max(1024 eps of float32, 8 eps of the coarsest type so far)
+    integers, texts            must be equal; with noise before, indices may flip (5 %)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.probe.dump_columns import OUTPUT, Columns, Vocabulary
+from windtunnel.probe.match import Match
+from windtunnel.probe.pair_numbers import SKETCH, STATISTICS, PairNumbers
+
+__all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Tolerance", "judge", "type_eps"]
+
+EQUAL, ROUNDING, DIFFERENT = 0, 1, 2
+
+_EPS = {  # spacing at 1.0
+    "float32": 2.0**-23, "float16": 2.0**-10, "half": 2.0**-10, "bfloat16": 2.0**-7, "float": 2.0**-23,
+    "float64": 2.0**-30,  # statistics and sketches are written with fewer digits than float64 has
+    "double": 2.0**-30, "complex64": 2.0**-23, "complex128": 2.0**-30, "float8_e4m3fn": 2.0**-3,
+    "float8_e4m3fnuz": 2.0**-3, "float8_e5m2": 2.0**-2, "float8_e5m2fnuz": 2.0**-2,
+}  # fmt: skip
+_EPS32 = 2.0**-23
+_ONE_OP, _ONE_OP_LOW = 64, 1  # spacings of float32, of the type itself
+_MANY_OPS, _MANY_OPS_LOW = 1024, 8
+_GROWTH = 100.0  # of noise in one operation
+_FLIPPED = 0.05  # of indices, by noise
+_FEWER = 4  # times fewer elements out than in: a reduction
+_ENOUGH = 64  # elements that make a common factor more than chance
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How strict to be: by types and noise, a fixed relative error, or not a bit."""
+
+    fail_over: float | None = None
+    exact: bool = False
+
+
+def judge(
+    match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, words: Vocabulary,
+    tolerance: Tolerance, *, ignores_types: bool,
+) -> np.ndarray:  # fmt: skip
+    """EQUAL, ROUNDING or DIFFERENT for every pair (the rows of `match` are pairs here, none is -1)."""
+    error = np.nan_to_num(numbers.error, nan=0.0)
+    unlike = numbers.shape_differs | numbers.only_one_finite
+    unlike |= np.zeros_like(unlike) if ignores_types else numbers.dtype_differs
+    # Statistics that agree to the last digit while the bytes do not: another order or other content.
+    unlike |= numbers.bits_differ & (error == 0) & (numbers.evidence == STATISTICS)
+    is_equal = (error == 0) & ~numbers.bits_differ
+    if tolerance.exact:
+        allowed = np.zeros(len(error))
+        unlike |= numbers.bits_differ
+    elif tolerance.fail_over is not None:
+        allowed = np.full(len(error), tolerance.fail_over)
+    else:
+        table = np.array([type_eps(name) for name in words.dtypes] or [0.0])
+        eps = np.maximum(table[a.dtype[match.row_a]], table[b.dtype[match.row_b]])
+        allowed = _allowed(match.place, error, eps, numbers, roles, len(match.entry_a))
+        unlike |= _is_scaled(numbers, eps, roles)
+    verdict = np.where(is_equal, EQUAL, np.where(error <= allowed, ROUNDING, DIFFERENT)).astype(np.int8)
+    verdict[unlike] = DIFFERENT
+    return verdict
+
+
+def type_eps(name: str) -> float:
+    """Spacing of a type at 1.0; 0 for what has to be equal."""
+    return _EPS.get(name.rpartition(".")[2].lower(), 0.0)
+
+
+def _allowed(
+    place: np.ndarray,
+    error: np.ndarray,
+    eps: np.ndarray,
+    numbers: PairNumbers,
+    roles: np.ndarray,
+    n_entries: int,
+) -> np.ndarray:
+    finite = np.where(np.isfinite(error), error, 1.0)
+    is_output = roles == OUTPUT
+    noise_in = _per_entry(np.where(is_output, 0.0, finite), place, n_entries)
+    noise_all = _per_entry(finite, place, n_entries)
+    before = np.concatenate([[0.0], np.maximum.accumulate(noise_all)[:-1]]) if n_entries else noise_all
+    coarsest = np.maximum.accumulate(_per_entry(eps, place, n_entries))
+    noise = np.where(is_output, np.maximum(before, noise_in)[place], before[place])
+    limit = np.maximum(_MANY_OPS * np.minimum(coarsest[place], _EPS32), _MANY_OPS_LOW * coarsest[place])
+    one_op = np.maximum(_ONE_OP * np.minimum(eps, _EPS32), _ONE_OP_LOW * eps)
+    allowed = np.maximum(one_op, np.minimum(_GROWTH * noise, limit))
+    allowed = np.where(eps == 0, np.where(noise > 0, _FLIPPED, 0.0), allowed)
+    return np.maximum(allowed, _reduction_floor(place, eps, numbers, n_entries))
+
+
+def _reduction_floor(place: np.ndarray, eps: np.ndarray, numbers: PairNumbers, n_entries: int) -> np.ndarray:
+    """A sum may come out near zero, where rounding of its terms is all there is: allow what they can leave.
+
+    K terms of size r, each rounded, leave about eps r sqrt(K), however small their sum.
+    """
+    largest = _per_entry(numbers.rms, place, n_entries)[place]
+    terms = _per_entry(numbers.n_elements, place, n_entries)[place] / np.maximum(numbers.n_elements, 1.0)
+    floor = 2 * eps * largest * np.sqrt(terms) / np.maximum(numbers.rms, np.finfo(float).tiny)
+    return np.where(terms >= _FEWER, floor, 0.0)
+
+
+def _is_scaled(numbers: PairNumbers, eps: np.ndarray, roles: np.ndarray) -> np.ndarray:
+    """Rounding has no direction: one factor for a whole tensor is no rounding, even if it is as small."""
+    has_factor = np.isfinite(numbers.factor) & (numbers.evidence == SKETCH) & (roles == OUTPUT)
+    off = np.abs(np.nan_to_num(numbers.factor, nan=1.0) - 1.0)
+    return has_factor & (off > np.maximum(_ONE_OP * _EPS32, 2 * eps)) & (numbers.n_elements >= _ENOUGH)
+
+
+def _per_entry(values: np.ndarray, place: np.ndarray, n_entries: int) -> np.ndarray:
+    """The largest value of every entry; rows are in the order of their entries."""
+    found = np.zeros(n_entries)
+    np.maximum.at(found, place, values)
+    return found
