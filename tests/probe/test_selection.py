@@ -279,6 +279,7 @@ def test_a_config_selects_what_msprobe_collects(make, case):
     assert Run(Selection(config), level).names() == seen | lost_by_msprobe
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("msprobe") is None, reason="msProbe is not installed")
 @pytest.mark.parametrize("case", CASES)
 def test_the_table_is_what_real_msprobe_collects(tmp_path, case):

@@ -7,6 +7,7 @@ A range of a million steps costs two numbers, not a million.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -78,7 +79,8 @@ def _interval(value: object) -> tuple[int, int]:
     if isinstance(value, str):
         piece = _PIECE.fullmatch(value.strip())
         if piece is None:
-            raise ValueError(f'"{value[:40]}" is neither a number such as "3" nor a range such as "4-6"')
+            shown = json.dumps(value[:40], ensure_ascii=False)
+            raise ValueError(f'{shown} is neither a number such as "3" nor a range such as "4-6"')
         first = _within_limits(piece[1])
         last = first if piece[2] is None else _within_limits(piece[2])
         if first > last:
