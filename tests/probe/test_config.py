@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from windtunnel.errors import ProbeConfigError, UsageError
 from windtunnel.probe.config import load_config
 from windtunnel.probe.config_file import ConfigWatch
+from windtunnel.probe.config_words import KEYS, SECTION_KEYS
 from windtunnel.probe.tensor_slices import Slice, request_slice, tensor_index
 
 # The file msProbe 26.2 brings along.
@@ -256,3 +258,16 @@ def test_a_reload_keeps_the_arguments_and_a_broken_file_turns_collecting_off(wri
 def test_the_error_is_one_of_wrong_usage():
     assert issubclass(ProbeConfigError, UsageError)
     assert ProbeConfigError.exit_code == 2
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "probe-config.md"
+
+
+def test_the_page_names_every_key_and_section_and_its_examples_load(write):
+    page = PAGE.read_text(encoding="utf-8")
+    keys = {*KEYS, *(key for section in SECTION_KEYS.values() for key in section)}
+    assert sorted(key for key in keys if f"`{key}`" not in page) == []
+    examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert examples
+    for example in examples:
+        load_config("pytorch", write(json.loads(example)))
