@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from windtunnel.errors import ProbeConfigError
+from windtunnel.probe.api_list import read_api_list
 from windtunnel.probe.config import load_config
 
 # what stands in the file, and pieces of the sentence
@@ -196,7 +198,7 @@ def test_an_api_list_that_cannot_be_read_is_named_with_the_line(tmp_path, text, 
 def test_an_api_list_in_msprobes_style(tmp_path):
     ops = tmp_path / "ops.yaml"
     ops.write_text(
-        "# remark\n\nfunctional:\n  - conv2d   # why\n  - 'relu'\ntensor: []\n"
+        "# remark\n\nfunctional:\n  - conv2d   # why\n  - 'relu'\n  - bool astype\ntensor: []\n"
         "torch:\n- linalg.norm\nmint.nn.functional:\n  - gelu\ncommunication.comm_func:\n  - all_reduce\n"
     )
     path = tmp_path / "config.json"
@@ -204,7 +206,19 @@ def test_an_api_list_in_msprobes_style(tmp_path):
     assert load_config("pytorch", path).api_list == {
         ("Functional", "conv2d"),
         ("Functional", "relu"),
+        ("Functional", "bool astype"),
         ("Torch", "norm"),
         ("MintFunctional", "gelu"),
         ("Distributed", "all_reduce"),
     }
+
+
+def test_the_lists_msprobe_ships_are_read_as_yaml_reads_them(tmp_path):
+    shipped = pytest.importorskip("msprobe")
+    yaml = pytest.importorskip("yaml")
+    files = [*Path(shipped.__file__).parent.rglob("support_wrap_ops.yaml")]
+    assert files
+    for file in files:
+        listed = yaml.safe_load(file.read_text())
+        names = {name.split(".")[-1] for section in listed.values() for name in section}
+        assert {api for _, api in read_api_list(file)} == names

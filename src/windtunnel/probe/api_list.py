@@ -42,7 +42,8 @@ _PREFIXES = {
 LISTED_PREFIXES = frozenset(_PREFIXES.values())
 _LARGEST_BYTES = 4 * 1024 * 1024
 _SECTION = re.compile(r"([\w.]+)\s*:\s*(\[\s*\])?")
-_ITEM = re.compile(r"\s*-\s+([\"']?)([\w.]+)\1")
+# A name with a space in it stands in a list msProbe ships; it names no API, and is no reason to refuse the file.
+_ITEM = re.compile(r"\s*-\s+([\"']?)([\w.]+(?: [\w.]+)*)\1")
 
 
 def read_api_list(path: Path) -> frozenset[tuple[str, str]]:
