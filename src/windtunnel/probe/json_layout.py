@@ -17,7 +17,7 @@ _LINES_PER_BUFFER = 256  # joining all lines at once would double the memory of 
 def dump_parts(header: dict, entries: Iterable[bytes]) -> Iterator[bytes]:
     """dump.json or debug.json: the header's keys, then `data` with one entry per line."""
     keys = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
-    return chain([f'{{\n{keys} "data": {{'.encode()], _joined(b"\n  ", entries), [b"\n }\n}\n"])
+    return chain([f'{{\n{keys} "data": '.encode()], _object(b"\n ", entries), [b"\n}\n"])
 
 
 def stack_parts(stacks: Iterable[tuple[str, ...]], stack_of: dict[str, int]) -> Iterator[bytes]:
@@ -30,17 +30,20 @@ def stack_parts(stacks: Iterable[tuple[str, ...]], stack_of: dict[str, int]) -> 
         for number, frames in enumerate(stacks)
         if number in names
     )
-    return chain([b"{"], _joined(b"\n ", lines), [b"\n}\n"])
+    return chain(_object(b"\n", lines), [b"\n"])
 
 
 def construct_parts(parents: Iterable[bytes]) -> Iterator[bytes]:
     """construct.json: entry -> the module it ran in, or null."""
-    return chain([b"{"], _joined(b"\n ", parents), [b"\n}\n"])
+    return chain(_object(b"\n", parents), [b"\n"])
 
 
-def _joined(indent: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+def _object(line_end: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """A JSON object of these lines, each one deeper than `line_end`; `{}` if there are none."""
     lines = iter(lines)
-    comma = b""
+    start = b"{" + line_end + b" "
+    between = b"," + line_end + b" "
     while batch := list(islice(lines, _LINES_PER_BUFFER)):
-        yield comma + indent + (b"," + indent).join(batch)
-        comma = b","
+        yield start + between.join(batch)
+        start = between
+    yield b"{}" if start[:1] == b"{" else line_end + b"}"

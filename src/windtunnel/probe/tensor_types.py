@@ -15,18 +15,15 @@ from windtunnel.errors import UsageError
 __all__ = ["ElementType", "element_type", "numbers", "type_of_storage"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one of each exists, so identity is enough, and quick
 class ElementType:
     """One element type. `numpy` is how its bits are kept in an array; without `is_npy` numpy has no such number."""
 
     name: str  # as torch calls it: "bfloat16"
     numpy: str  # "<u2"
     is_npy: bool
+    n_bytes: int  # of one element
     storage: str | None  # torch's class of that storage; None: saved as bytes, with the type beside it
-
-    @property
-    def n_bytes(self) -> int:
-        return np.dtype(self.numpy).itemsize
 
 
 def element_type(name: str) -> ElementType:
@@ -94,26 +91,26 @@ _FLOAT8 = {  # bits of mantissa, bias of the exponent, how NaN and infinity are 
     "float8_e8m0fnu": (0, 127, "scale"),
 }
 _TYPES = (
-    ElementType("float64", "<f8", True, "DoubleStorage"),
-    ElementType("float32", "<f4", True, "FloatStorage"),
-    ElementType("float16", "<f2", True, "HalfStorage"),
-    ElementType("bfloat16", "<u2", False, "BFloat16Storage"),
-    ElementType("int64", "<i8", True, "LongStorage"),
-    ElementType("int32", "<i4", True, "IntStorage"),
-    ElementType("int16", "<i2", True, "ShortStorage"),
-    ElementType("int8", "|i1", True, "CharStorage"),
-    ElementType("uint8", "|u1", True, "ByteStorage"),
-    ElementType("bool", "|b1", True, "BoolStorage"),
-    ElementType("complex64", "<c8", True, "ComplexFloatStorage"),
-    ElementType("complex128", "<c16", True, "ComplexDoubleStorage"),
-    ElementType("complex32", "<u4", False, None),
-    ElementType("uint16", "<u2", True, None),
-    ElementType("uint32", "<u4", True, None),
-    ElementType("uint64", "<u8", True, None),
-    *(ElementType(name, "|u1", False, None) for name in _FLOAT8),
-    ElementType("float4_e2m1fn_x2", "|u1", False, None),
-    *(ElementType(name, "|u1", False, None) for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")),
-    ElementType("bits16", "<u2", False, None),
+    ElementType("float64", "<f8", True, 8, "DoubleStorage"),
+    ElementType("float32", "<f4", True, 4, "FloatStorage"),
+    ElementType("float16", "<f2", True, 2, "HalfStorage"),
+    ElementType("bfloat16", "<u2", False, 2, "BFloat16Storage"),
+    ElementType("int64", "<i8", True, 8, "LongStorage"),
+    ElementType("int32", "<i4", True, 4, "IntStorage"),
+    ElementType("int16", "<i2", True, 2, "ShortStorage"),
+    ElementType("int8", "|i1", True, 1, "CharStorage"),
+    ElementType("uint8", "|u1", True, 1, "ByteStorage"),
+    ElementType("bool", "|b1", True, 1, "BoolStorage"),
+    ElementType("complex64", "<c8", True, 8, "ComplexFloatStorage"),
+    ElementType("complex128", "<c16", True, 16, "ComplexDoubleStorage"),
+    ElementType("complex32", "<u4", False, 4, None),
+    ElementType("uint16", "<u2", True, 2, None),
+    ElementType("uint32", "<u4", True, 4, None),
+    ElementType("uint64", "<u8", True, 8, None),
+    *(ElementType(name, "|u1", False, 1, None) for name in _FLOAT8),
+    ElementType("float4_e2m1fn_x2", "|u1", False, 1, None),
+    *(ElementType(name, "|u1", False, 1, None) for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")),
+    ElementType("bits16", "<u2", False, 2, None),
 )
 _NAMES = ", ".join(kind.name for kind in _TYPES)
 _BY_NAME = {prefix + kind.name: kind for kind in _TYPES for prefix in ("", "torch.")}
