@@ -38,6 +38,7 @@ OPTIONS = {
         "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
+    "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--out", "a", "b"],
     "view": ["directory"],
     "devices": ["--json", "--toml"],
 }  # fmt: skip
@@ -60,7 +61,7 @@ def test_the_options_of_a_verb_are_frozen(verb):
     assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
 
 
-@pytest.mark.parametrize("verb", ["run", "remat", "replay"])
+@pytest.mark.parametrize("verb", ["run", "remat", "replay", "compare"])
 def test_the_page_of_a_verb_names_every_option(verb):
     page = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
     assert [option for option in OPTIONS[verb] if option.startswith("-") and option not in page] == []

@@ -8,21 +8,21 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from windtunnel.commands import devices, remat, replay, run, view
+from windtunnel.commands import compare, devices, remat, replay, run, view
 from windtunnel.errors import WindtunnelError
 
 __all__ = ["main"]
 
 # A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has.
 _VERBS: dict[str, ModuleType] = {
-    "run": run, "remat": remat, "replay": replay, "view": view, "devices": devices,
+    "run": run, "remat": remat, "replay": replay, "compare": compare, "view": view, "devices": devices,
 }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code.
 
-    0 fits, 1 a bug of ours, 2 usage, 3 the script failed, 4 does not fit, 130 interrupted.
+    0 fits or equal, 1 a bug of ours, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
     """
     args = _parser().parse_args(argv)
     try:

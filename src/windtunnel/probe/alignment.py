@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def _narrow(a: np.ndarray, b: np.ndarray, gaps: list[Gap], pairs: list[tuple[int
                 continue
             pairs += anchors
             bounds = [(trimmed[0] - 1, trimmed[2] - 1), *anchors, (trimmed[1], trimmed[3])]
-            for (i, j), (i_next, j_next) in zip(bounds, bounds[1:], strict=False):
+            for (i, j), (i_next, j_next) in pairwise(bounds):
                 open_gaps.append((i + 1, i_next, j + 1, j_next))
     return left
 

@@ -124,10 +124,10 @@ def _side_by_side(pairs: list[tuple[int, int]], n_a: int, n_b: int) -> tuple[np.
 def _join(a: Columns, b: Columns, entry_a: np.ndarray, entry_b: np.ndarray, n_renamed: int) -> Match:
     """Pair the rows of paired entries by their suffix."""
     is_pair = (entry_a >= 0) & (entry_b >= 0)
-    if is_pair.all() and np.array_equal(a.starts, b.starts) and np.array_equal(a.suffix, b.suffix):
-        if np.array_equal(entry_a, entry_b):
-            rows = np.arange(a.n_rows)
-            return Match(entry_a, entry_b, n_renamed, a.entry_of_rows(), rows, rows)
+    is_in_step = is_pair.all() and np.array_equal(entry_a, entry_b) and np.array_equal(a.starts, b.starts)
+    if is_in_step and np.array_equal(a.suffix, b.suffix):
+        rows = np.arange(a.n_rows)
+        return Match(entry_a, entry_b, n_renamed, a.entry_of_rows(), rows, rows)
     n_suffixes = int(max(a.suffix.max(initial=0), b.suffix.max(initial=0))) + 1
     keys_a, rows_a = _keyed(a, entry_a, is_pair, n_suffixes)
     keys_b, rows_b = _keyed(b, entry_b, is_pair, n_suffixes)

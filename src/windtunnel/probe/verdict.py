@@ -9,6 +9,7 @@ inputs before outputs.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -290,4 +291,9 @@ def _own_line(frames: tuple[str, ...]) -> str:
         "<frozen",
     )
     own = [frame for frame in frames if not any(word in frame for word in strange)]
-    return " ".join((own or frames or ("",))[0].split())
+    frame = " ".join((own or frames or ("",))[0].split())
+    match = _FRAME.fullmatch(frame)
+    return "{}:{} in {}: {}".format(*match.groups()) if match else frame
+
+
+_FRAME = re.compile(r"File (.+?), line (\d+), in (.+?), (.*)")

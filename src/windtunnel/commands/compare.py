@@ -1,0 +1,173 @@
+"""Find where two runs part: the first value of two precision dumps that differs, in the order of execution.
+
+A and B are dump folders of PrecisionDebugger (ours or msProbe's), or a step, a rank or a dump.json in them.
+Statistics or full tensors are compared, whichever the dumps have. Differences by rounding are told apart from
+real ones by the types of the tensors and by what came before; see --exact and --fail-over.
+
+Exit code 3: the dumps differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import Progress
+
+from windtunnel import __version__
+from windtunnel.errors import UsageError
+from windtunnel.probe.comparison import OnProgress, compare_dumps
+from windtunnel.probe.error_curve import error_curve
+from windtunnel.probe.tolerance import Tolerance
+from windtunnel.probe.verdict import Findings
+from windtunnel.report.compare_csv import CsvReport
+from windtunnel.report.compare_file import compare_text
+from windtunnel.report.compare_page import compare_page
+from windtunnel.report.compare_result import CompareResult
+from windtunnel.report.compare_table import render_compare
+
+__all__ = ["add_arguments", "run"]
+
+_PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
+_PAGE = "compare.html"
+_DIFFERENT = 3  # exit code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "example: windtunnel compare dump_good dump_bad --html"
+    parser.add_argument(
+        "a", type=Path, metavar="A", help="the run to judge by: a dump folder, a step, a rank, a dump.json"
+    )
+    parser.add_argument("b", type=Path, metavar="B", help="the run to judge")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--fail-over",
+        type=_tolerance,
+        metavar="X",
+        help="a relative error above X is a difference, whatever the type",
+    )
+    how.add_argument("--exact", action="store_true", help="any difference is one, also by rounding")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the verdict as JSON, to stdout")
+    form.add_argument(
+        "--csv", action="store_true", help="every value as a row, in msProbe's columns, to stdout"
+    )
+    form.add_argument("--html", action="store_true", help=f"a page with a picture, to {_PAGE}")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where --json, --csv or --html is written instead"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare step by step; print the verdict; 3 if there is a difference."""
+    if args.out is not None and not (args.json or args.csv or args.html):
+        raise UsageError("--out says where, but not what", hint="add --json, --csv or --html")
+    findings, curves = Findings(), []
+    with _destination(args) as stream, _progress() as on_progress:
+        csv = CsvReport(stream) if stream is not None else None
+        tolerance = Tolerance(args.fail_over, args.exact)
+        for found in compare_dumps(args.a, args.b, tolerance, on_progress, findings.notes.append):
+            findings.add(found)
+            if args.html:
+                curves.append(error_curve(found))
+            if csv is not None:
+                csv.add(found)
+        if csv is not None:
+            csv.close()
+    result = CompareResult(
+        __version__, str(args.a), str(args.b), args.fail_over, args.exact, findings, tuple(curves)
+    )
+    _show(args, result)
+    return 0 if findings.is_equal else _DIFFERENT
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a relative error such as 1e-3")
+    return value
+
+
+def _show(args: argparse.Namespace, result: CompareResult) -> None:
+    if args.json:
+        if args.out is None:
+            sys.stdout.write(compare_text(result))
+            return
+        _write(args.out, compare_text(result))
+    page = args.out or Path(_PAGE)
+    if args.html:
+        _write(page, compare_page(result))
+    console = Console(stderr=args.csv and args.out is None, highlight=False)
+    console.print(render_compare(result))
+    names = f"{shlex.quote(str(args.a))} {shlex.quote(str(args.b))}"
+    if args.html:
+        next_step = f"open {shlex.quote(str(page))} in a browser   (the error of every call, in order)"
+    elif result.findings.is_equal and not args.exact and result.findings.n_rounding:
+        next_step = f"windtunnel compare {names} --exact   (where does rounding begin?)"
+    elif args.csv:
+        next_step = f"windtunnel compare {names} --html   (the same as a picture)"
+    else:
+        next_step = f"windtunnel compare {names} --html   (the error of every call, in order)"
+    console.print(f"\nnext: {next_step}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _destination(args: argparse.Namespace) -> Iterator[BinaryIO | None]:
+    """Where rows of CSV go while they are made; a file appears under its name only when it is whole."""
+    if not args.csv:
+        yield None
+    elif args.out is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with _whole_file(args.out) as stream:
+            yield stream
+
+
+def _write(path: Path, text: str) -> None:
+    with _whole_file(path) as stream:
+        stream.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}", hint="name another --out"
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """A bar on the terminal, once it is worth showing; it vanishes when done."""
+    started = time.monotonic()
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("reading", total=None, visible=False)
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if time.monotonic() - started > _PATIENCE_S:
+                bar.update(task, description=what, completed=done, total=total, visible=True)
+
+        yield on_progress

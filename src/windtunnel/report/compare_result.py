@@ -1,0 +1,73 @@
+"""What a comparison came to, as every report of it needs it.
+
+Findings + what was asked ──> CompareResult ──> headline, counts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.probe.error_curve import ErrorCurve
+from windtunnel.probe.verdict import Divergence, Findings
+
+__all__ = ["JUDGED", "CompareResult", "counts", "headline", "rule", "where"]
+
+JUDGED = ("equal", "rounding", "different")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    windtunnel: str
+    a: str
+    b: str
+    fail_over: float | None
+    is_exact: bool
+    findings: Findings
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+def headline(result: CompareResult) -> str:
+    """The verdict in one line."""
+    found = result.findings
+    if found.first is not None:
+        return f"First divergence: {found.first.item}{where(found.first)}"
+    if not found.n_compared:
+        return "Equal in structure: there were no values to compare."
+    if found.n_rounding:
+        return f"Equal within rounding: the largest relative error is {found.max_rounding:.2g}."
+    return f"Equal: all {found.n_compared:,} values agree."
+
+
+def where(divergence: Divergence) -> str:
+    """Step and rank, where there are such."""
+    parts = [divergence.area] if divergence.area else []
+    parts += [f"step {divergence.step}"] if divergence.step is not None else []
+    parts += [f"rank {divergence.rank}"] if divergence.rank is not None else []
+    return f"   ({', '.join(parts)})" if parts else ""
+
+
+def counts(result: CompareResult) -> str:
+    """How many of each kind, in one line."""
+    found = result.findings
+    parts = [
+        f"{found.n_equal:,} equal",
+        f"{found.n_rounding:,} within rounding",
+        f"{found.n_different:,} different",
+    ]
+    if found.n_nothing:
+        parts.append(f"{found.n_nothing:,} of them without figures")
+    text = f"{found.n_compared:,} values compared: {', '.join(parts)}"
+    if found.only_a or found.only_b:
+        text += f"; calls only in A: {found.only_a:,}, only in B: {found.only_b:,}"
+    if found.n_ranks > 1:
+        text += f"; {found.n_parted} of {found.n_ranks} parts (a step of a rank) differ"
+    return f"{text}."
+
+
+def rule(result: CompareResult) -> str:
+    """What counted as different."""
+    if result.is_exact:
+        return "any difference"
+    if result.fail_over is not None:
+        return f"a relative error above {result.fail_over:g}"
+    return "more than the rounding of its type"
