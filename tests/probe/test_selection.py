@@ -209,6 +209,12 @@ CASES = {
         },
         set(),
     ),
+    "scope inside one module leaves the module itself out": (
+        "L0",
+        {"scope": ["Module.a.fc.Linear.forward.0", "Module.a.act.ReLU.forward.0"]},
+        {"Module.a.fc.Linear.forward.0", "Module.a.act.ReLU.forward.0"},
+        set(),
+    ),
     "scope from forward to backward": (
         "L0",
         {"scope": ["Module.b.act.ReLU.forward.0", "Module.b.fc.Linear.backward.0"]},
