@@ -1,6 +1,6 @@
 """What a dump says about one tensor: its range, size, defects, order and bytes.
 
-    array ──> blocks ──> running totals ──> Statistics ──> JSON
+    memory or array ──> one fused pass, else numpy ──> Statistics ──> JSON
 
 Sums are kept in float64 over blocks that are summed in float32 (float64 for float64 and integers). A total that is not
 finite, or so small that squares vanished, is computed once more with care, so a norm overflows only if float64 does.
@@ -14,12 +14,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.probe.array_blocks import c_order_blocks
+from windtunnel.probe.array_totals import BLOCK, CarefulTotals, QuickTotals
 from windtunnel.probe.checksum import crc32, crc_text, xor_text, xor_words
-from windtunnel.probe.sketch import FOLDS, ROW, finish_sketch, row_weights
 
-__all__ = ["BLOCK", "Statistics", "array_statistics", "array_xor", "statistics_json"]
+try:
+    from windtunnel.probe import fused
+except ImportError:  # no compiler where windtunnel was installed
+    fused = None
 
-BLOCK = 64 * ROW  # elements in a block: 256 KiB of float32
+__all__ = [
+    "Statistics",
+    "array_statistics",
+    "array_xor",
+    "memory_statistics",
+    "needs_care",
+    "statistics_json",
+]
 
 
 @dataclass(slots=True)
@@ -37,32 +47,47 @@ class Statistics:
     crc: str | None = None
 
 
+def memory_statistics(
+    address: int, code: str, shape: tuple[int, ...], strides: tuple[int, ...], crc: bool
+) -> Statistics | None:
+    """Measure numbers in memory, which must be there; strides count elements. None: `array_statistics` has to do it.
+
+    `code` is the type as Python's struct module writes it, and "E" for bfloat16.
+    """
+    if fused is None:
+        return None
+    high, low, total, squares, n_zero, sketch, checksum = fused.measure(
+        address, code, shape, strides, crc32 if crc else None
+    )
+    n = math.prod(shape)
+    is_single = code in "feE?"
+    if needs_care(total, squares, n, high, low, is_single):
+        return None
+    if code == "?":
+        return Statistics(high, low, None, None, 0, 0, n_zero, sketch, crc_text(checksum) if crc else None)
+    text = crc_text(checksum) if crc else None
+    return Statistics(high, low, total / n, math.sqrt(squares), 0, 0, n_zero, sketch, text)
+
+
 def array_statistics(array: np.ndarray, *, crc: bool = False, bfloat16: bool = False) -> Statistics:
     """Measure an array of numbers or booleans, of any strides; `bfloat16` says that the 16-bit integers are bfloat16.
 
     Maximum and minimum are NaN if any element is. Complex numbers are measured by their size, and their sketch is that
-    of real and imaginary parts in turn.
+    of real and imaginary parts in turn. Other arrays (text, objects) have no statistics.
     """
-    found = Statistics()
-    if array.size == 0 or array.dtype.kind not in "fiubc":
-        return found
-    totals = _Totals(array.dtype, bfloat16)
-    checksum = 0
+    dtype = array.dtype
+    if array.size == 0 or dtype.kind not in "fiubc" or not dtype.isnative or dtype.itemsize > 16:
+        return Statistics(crc=crc_text(0) if crc and array.size == 0 else None)
+    code = "E" if bfloat16 else _CODES.get(dtype.str[1:])
+    steps = array.strides
+    if fused is not None and code is not None and not any(step % dtype.itemsize for step in steps):
+        address = array.__array_interface__["data"][0]
+        strides = tuple(step // dtype.itemsize for step in steps)
+        found = memory_statistics(address, code, array.shape, strides, crc)
+        if found is not None:
+            return found
     with np.errstate(all="ignore"):
-        for block in c_order_blocks(array, BLOCK):
-            if crc:
-                checksum = crc32(block, checksum)
-            totals.add(block)
-        if totals.need_care():
-            careful = _Careful(totals)
-            for block in c_order_blocks(array, BLOCK):
-                careful.add(block)
-            careful.report(found)
-        else:
-            totals.report(found)
-    if crc:
-        found.crc = crc_text(checksum)
-    return found
+        return _numpy_statistics(array, crc, bfloat16)
 
 
 def array_xor(array: np.ndarray) -> Statistics:
@@ -73,10 +98,20 @@ def array_xor(array: np.ndarray) -> Statistics:
     return Statistics(crc=xor_text(word))
 
 
+def needs_care(total: float, squares: float, n: int, high: float, low: float, is_single: bool) -> bool:
+    """Whether quick sums lost something: overflow, NaN, infinity, or squares too small to be told from zero."""
+    small, large = _SINGLE if is_single else _DOUBLE
+    if squares < n * small:
+        return high != 0 or low != 0
+    # NaN is never between two numbers, so these are false for it.
+    return not (-large < low <= high < large and squares < math.inf and -math.inf < total < math.inf)
+
+
 def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, str]:
     """The figures msProbe writes, and those it does not, as text to stand between other keys of a JSON object.
 
-    `strict` writes "NaN" and "Infinity" as strings instead of the bare words, which JSON does not know.
+    `strict` writes "NaN" and "Infinity" as strings instead of the bare words, which JSON does not know. Counts of zero
+    are left out.
     """
     number = _strict_number if strict else _number
     head = (
@@ -91,8 +126,34 @@ def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, st
     if found.zero_count:
         tail.append(f'"zero_count": {found.zero_count}')
     if found.sketch is not None:
-        tail.append('"sketch": [' + ", ".join([f"{number:.8g}" for number in found.sketch]) + "]")
+        tail.append(_SKETCH.format(*found.sketch))
     return head, ", ".join(tail)
+
+
+def _numpy_statistics(array: np.ndarray, crc: bool, bfloat16: bool) -> Statistics:
+    quick = QuickTotals(array.dtype, bfloat16)
+    checksum = 0
+    for block in c_order_blocks(array, BLOCK):
+        if crc:
+            checksum = crc32(block, checksum)
+        quick.add(block)
+    convert = {"b": bool, "i": int, "u": int}.get(quick.kind, float)
+    found = Statistics(
+        convert(quick.max), convert(quick.min), nan_count=0, inf_count=0, zero_count=quick.n_zero
+    )
+    if needs_care(quick.total, quick.squares, quick.n, quick.max, quick.min, quick.is_single):
+        careful = CarefulTotals(array.dtype, bfloat16, max(abs(float(quick.max)), abs(float(quick.min))))
+        for block in c_order_blocks(array, BLOCK):
+            careful.add(block)
+        found.nan_count, found.inf_count = careful.n_nan, careful.n_inf
+        found.mean, found.norm, found.sketch = careful.total / quick.n, careful.norm, careful.sketch()
+    else:
+        found.mean, found.norm, found.sketch = quick.total / quick.n, math.sqrt(quick.squares), quick.sketch()
+    if quick.kind == "b":
+        found.mean = found.norm = None
+    if crc:
+        found.crc = crc_text(checksum)
+    return found
 
 
 def _number(value: float | int | bool | None) -> str:
@@ -109,156 +170,11 @@ def _strict_number(value: float | int | bool | None) -> str:
     return _number(value)
 
 
-class _Totals:
-    """Running totals over blocks, as fast as numpy allows: each pass reads a block that is still in the cache."""
-
-    def __init__(self, dtype: np.dtype, bfloat16: bool):
-        self.dtype, self.bfloat16 = dtype, bfloat16
-        self.kind = "f" if bfloat16 else dtype.kind
-        wide = self.kind in "iu" or (dtype.itemsize == 8 and self.kind == "f") or dtype.itemsize == 16
-        self.work = np.dtype(np.float64 if wide else np.float32)
-        self.n = self.n_zero = self.row = 0
-        self.max = self.min = None
-        self.total = self.squares = 0.0
-        self.folds = np.zeros((FOLDS, ROW))
-
-    def values(self, block: np.ndarray) -> np.ndarray:
-        """The block as the floats that are summed."""
-        if self.bfloat16:
-            wide = np.zeros(block.size, np.float32)
-            wide.view(np.uint16)[_HIGH_HALF::2] = block.view(np.uint16)
-            return wide
-        if self.kind == "c":
-            return block.view(block.real.dtype)
-        return block if block.dtype == self.work else block.astype(self.work)
-
-    def add(self, block: np.ndarray) -> None:
-        values = self.values(block)
-        ordered = np.abs(block) if self.kind == "c" else block if self.kind in "iu" else values
-        high, low = np.maximum.reduce(ordered), np.minimum.reduce(ordered)
-        # numpy's maximum of two NaN or a NaN and a number is NaN
-        self.max = high if self.max is None else np.maximum(self.max, high)
-        self.min = low if self.min is None else np.minimum(self.min, low)
-        if not (low > 0 or high < 0):
-            self.n_zero += ordered.size - np.count_nonzero(ordered != 0)
-        self.n += block.size
-        if values.size == ROW * _ROWS:
-            self._add_rows(values.reshape(_ROWS, ROW), ordered)
-        else:
-            self._add_part(values, ordered)
-
-    def _add_rows(self, rows: np.ndarray, ordered: np.ndarray) -> None:
-        self.squares += float(_vecdot(rows, rows).sum(dtype=np.float64))
-        weights = _block_weights(self.row, self.work)
-        folds = np.dot(weights, rows)
-        self.folds += folds[:FOLDS]
-        if self.kind == "c":
-            self.total += float(ordered.sum(dtype=np.float64))
-        else:
-            self.total += float(folds[FOLDS:].sum(dtype=np.float64))
-        self.row += _ROWS
-
-    def _add_part(self, values: np.ndarray, ordered: np.ndarray) -> None:
-        n_rows, rest = divmod(values.size, ROW)
-        self.total += float(ordered.sum(dtype=np.float64))
-        weights = row_weights_of(self.row, n_rows + 1)
-        if n_rows:
-            rows = values[: n_rows * ROW].reshape(n_rows, ROW)
-            self.squares += float(_vecdot(rows, rows).sum(dtype=np.float64))
-            self.folds += np.dot(weights[:, :n_rows].astype(self.work), rows)
-        if rest:
-            last = values[n_rows * ROW :]
-            self.squares += float(np.dot(last, last))
-            self.folds[:, :rest] += weights[:, n_rows:] * last
-        self.row += n_rows + 1
-
-    def need_care(self) -> bool:
-        if self.work == np.float32:
-            small = self.squares < self.n * _SMALL_SQUARE and (self.max != 0 or self.min != 0)
-        else:
-            small = self.squares == 0.0 and (self.max != 0 or self.min != 0)
-        return small or not math.isfinite(self.squares) or not math.isfinite(self.total)
-
-    def report(self, found: Statistics) -> None:
-        self.report_range(found)
-        found.nan_count = found.inf_count = 0
-        if self.kind != "b":
-            found.mean, found.norm = self.total / self.n, math.sqrt(self.squares)
-        found.sketch = finish_sketch(self.folds)
-
-    def report_range(self, found: Statistics) -> None:
-        convert = {"b": bool, "i": int, "u": int}.get(self.kind, float)
-        found.max, found.min, found.zero_count = convert(self.max), convert(self.min), self.n_zero
-
-
-class _Careful:
-    """The same totals in float64, around NaN and infinity, and scaled so that a square neither overflows nor vanishes."""
-
-    def __init__(self, quick: _Totals):
-        self.quick = quick
-        self.row = self.n_nan = self.n_inf = 0
-        self.total = self.squares = 0.0
-        self.finite_total = 0.0
-        largest = max(abs(float(quick.max)), abs(float(quick.min)))
-        self.scale = 2.0 ** -math.frexp(largest)[1] if 0.0 < largest < math.inf else 1.0
-        self.folds = np.zeros((FOLDS, ROW))
-
-    def add(self, block: np.ndarray) -> None:
-        values = self.quick.values(block).astype(np.float64)
-        ordered = np.abs(block).astype(np.float64) if self.quick.kind == "c" else values
-        self.n_nan += np.count_nonzero(np.isnan(ordered))
-        self.n_inf += np.count_nonzero(np.isinf(ordered))
-        self.total += float(ordered.sum())
-        scaled = ordered * self.scale
-        self.squares += float(np.dot(scaled, scaled))
-        values[~np.isfinite(values)] = 0.0
-        n_rows = -(-values.size // ROW)
-        rows = np.zeros((n_rows, ROW))
-        rows.reshape(-1)[: values.size] = values
-        self.folds += np.dot(row_weights_of(self.row, n_rows), rows)
-        self.row += n_rows
-
-    def report(self, found: Statistics) -> None:
-        self.quick.report_range(found)
-        found.nan_count, found.inf_count = self.n_nan, self.n_inf
-        if self.quick.kind != "b":
-            found.mean = self.total / self.quick.n
-            found.norm = math.sqrt(self.squares) / self.scale if self.squares == self.squares else math.nan
-        found.sketch = finish_sketch(self.folds)
-
-
-def row_weights_of(first: int, n_rows: int) -> np.ndarray:
-    return _row_table(first + n_rows)[:, first : first + n_rows]
-
-
-def _row_table(n_rows: int) -> np.ndarray:
-    """The weights of at least n_rows rows; grows by doubling and is shared."""
-    global _TABLE
-    table = _TABLE
-    if table.shape[1] < n_rows:
-        table = _TABLE = row_weights(max(n_rows, 2 * table.shape[1]))
-    return table
-
-
-def _block_weights(first: int, dtype: np.dtype) -> np.ndarray:
-    """The weights of a whole block: the folds, then ones for two halves of its rows, whose sums stay exact for longer."""
-    key = first, dtype
-    weights = _BLOCK_WEIGHTS.get(key)
-    if weights is None:
-        weights = np.zeros((FOLDS + 2, _ROWS), dtype)
-        weights[:FOLDS] = row_weights_of(first, _ROWS)
-        weights[FOLDS, : _ROWS // 2] = weights[FOLDS + 1, _ROWS // 2 :] = 1
-        _BLOCK_WEIGHTS[key] = weights
-    return weights
-
-
-def _einsum_vecdot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.einsum("ij,ij->i", a, b)
-
-
-_vecdot = getattr(np, "vecdot", _einsum_vecdot)  # numpy 2
-_ROWS = BLOCK // ROW
-_HIGH_HALF = 1 if np.little_endian else 0
-_SMALL_SQUARE = 1e-31  # a mean square below it may have lost squares that float32 cannot hold
-_TABLE = row_weights(_ROWS)
-_BLOCK_WEIGHTS: dict[tuple[int, np.dtype], np.ndarray] = {}
+# A mean square below the first may have lost squares that the type cannot hold; sums of values above the second, weighted
+# for the sketch, may overflow it.
+_SINGLE, _DOUBLE = (1e-31, 1e36), (1e-292, 1e300)
+_SKETCH = '"sketch": [{:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}]'
+_CODES = {
+    "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
+    "f2": "e", "f4": "f", "f8": "d",
+}  # fmt: skip

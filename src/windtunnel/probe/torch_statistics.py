@@ -1,49 +1,179 @@
-"""Statistics of torch tensors."""
+"""Measures torch tensors without their programs noticing: no gradient, no mode, no version, no random number is touched.
+
+tensor ──> plain tensor ──> in host memory? ──> known and unchanged? ──> else one pass over the memory
+                                       └─ no ──> queued on its device until settle()
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
+from typing import Any
 
+import numpy as np
 import torch
 
-from windtunnel.probe.statistics import Statistics, array_statistics, array_xor
+from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, memory_statistics
+from windtunnel.probe.torch_device_statistics import DeviceQueue
+from windtunnel.probe.torch_memory_cache import MemoryCache
+from windtunnel.probe.torch_plain import PLAIN_TYPES, plain_tensor
 
 __all__ = ["Measured", "TorchMeter"]
 
 
 class Measured:
+    """What was found of one tensor at one moment."""
+
     __slots__ = ("json", "key", "stats")
 
-    def __init__(self, stats: Statistics, key):
-        self.stats, self.key, self.json = stats, key, None
-
-
-_serials = itertools.count(1)
+    def __init__(self, stats: Statistics | None, key: Hashable | None) -> None:
+        self.stats = stats  # None until settle(), if the tensor is on a device
+        self.key = key  # two tensors with one key have the same bytes; None: not known
+        self.json: Any = None  # for the caller, who may keep the text here
 
 
 class TorchMeter:
-    def __init__(self, summary_mode: str, precision: str = "low"):
-        self.summary_mode = summary_mode
+    """Measures tensors, from any thread.
 
-    def measure(self, tensor) -> Measured:
+    summary_mode "statistics" gives everything but the checksum, "md5" adds the CRC-32, "xor" gives only the xor of the
+    bytes. Sums are always accurate, so `precision` changes nothing.
+    """
+
+    def __init__(self, summary_mode: str, precision: str = "low") -> None:
+        self.summary_mode = summary_mode
+        self.precision = precision
+        self._wants_crc = summary_mode == "md5"
+        self._is_xor = summary_mode == "xor"
+        self._cache = MemoryCache()
+        self._queue = DeviceQueue(summary_mode)
+
+    def measure(self, tensor: torch.Tensor) -> Measured:
+        """Measure a tensor as it is now; never raises: a tensor that cannot be measured has statistics of None."""
         try:
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                return self._measure(tensor)
+            with torch._C.DisableTorchFunction():
+                if type(tensor) in PLAIN_TYPES:
+                    code = _CODES.get(tensor.dtype)
+                    if code is not None and tensor.is_cpu and not self._is_xor and not tensor.is_neg():
+                        return self._measure_memory(tensor, code)
+                return self._measure_any(tensor)
+        except Exception:
+            # A wrapped tensor has no address, a nested one no shape: torch says so by many kinds of errors.
+            return self._measure_odd(tensor)
+
+    def settle(self) -> None:
+        """Wait for the devices once, and give all measurements that were queued their statistics."""
+        self._queue.settle()
+
+    def forget(self) -> None:
+        """Measure every tensor anew from here on: call it where memory may have been written behind torch's back."""
+        self._cache.clear()
+
+    def _measure_memory(self, tensor: torch.Tensor, code: str) -> Measured:
+        address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+        if address == 0:
+            return self._nothing(tensor)
+        place = self._cache.place(tensor, address, shape, strides)
+        if place is not None:
+            known = self._cache.find(place)
+            if known is not None:
+                return known
+        if not _is_inside(tensor, address, shape, strides):
+            return Measured(Statistics(), None)
+        stats = memory_statistics(address, code, shape, strides, self._wants_crc)
+        if stats is None:
+            stats = self._array_statistics(tensor)
+        measured = Measured(stats, next(_SERIALS))
+        if place is not None:
+            self._cache.remember(place, tensor, measured)
+        return measured
+
+    def _measure_odd(self, tensor: torch.Tensor) -> Measured:
+        try:
+            with torch._C.DisableTorchFunction():
+                return self._measure_any(tensor)
         except Exception:
             return Measured(Statistics(), None)
 
-    def forget(self) -> None:
-        pass
+    def _measure_any(self, tensor: torch.Tensor) -> Measured:
+        """Measure by way of torch's own operations, which nobody is to see."""
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            plain = plain_tensor(tensor)
+            if plain is None:
+                return Measured(Statistics(), None)
+            plain = plain.detach()
+            if plain.numel() == 0:
+                return self._nothing(plain)
+            if plain.data_ptr() == 0 and plain.is_cpu:
+                return Measured(Statistics(), None)
+            if not plain.is_cpu:
+                measured = Measured(None, next(_SERIALS))
+                self._queue.add(plain, measured)
+                return measured
+            if not _is_inside(plain, plain.data_ptr(), plain.shape, plain.stride()):
+                return Measured(Statistics(), None)
+            if self._is_xor:
+                return Measured(array_xor(_bytes(plain)), next(_SERIALS))
+            return Measured(self._array_statistics(plain), next(_SERIALS))
 
-    def settle(self) -> None:
-        pass
+    def _array_statistics(self, tensor: torch.Tensor) -> Statistics:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            if plain.dtype is torch.bfloat16:
+                return array_statistics(plain.view(torch.int16).numpy(), crc=self._wants_crc, bfloat16=True)
+            if plain.dtype in _BY_FLOAT:
+                found = array_statistics(plain.float().numpy())
+                if self._wants_crc:
+                    found.crc = array_statistics(plain.view(torch.uint8).numpy(), crc=True).crc
+                return found
+            return array_statistics(plain.numpy(), crc=self._wants_crc)
 
-    def _measure(self, tensor):
-        t = tensor.detach()
-        if t.dtype is torch.bfloat16:
-            a, bf = t.view(torch.int16).numpy(), True
-        else:
-            a, bf = t.resolve_conj().resolve_neg().numpy(), False
-        if self.summary_mode == "xor":
-            return Measured(array_xor(a), next(_serials))
-        return Measured(array_statistics(a, crc=self.summary_mode == "md5", bfloat16=bf), next(_serials))
+    def _nothing(self, tensor: torch.Tensor) -> Measured:
+        """An empty tensor, or one without memory."""
+        if tensor.numel() or not (self._wants_crc or self._is_xor):
+            return Measured(Statistics(), None)
+        return Measured(Statistics(crc="00000000" if self._wants_crc else f"0x{0:016x}"), None)
+
+
+def _is_inside(tensor: torch.Tensor, address: int, shape: Any, strides: Any) -> bool:
+    """Whether a tensor's elements lie in its storage: a storage can be made smaller under its tensors."""
+    span = 1
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return True
+        span += (size - 1) * stride
+    storage = tensor.untyped_storage()
+    return address - storage.data_ptr() + span * tensor.element_size() <= storage.nbytes()
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    plain = tensor.resolve_conj().resolve_neg()
+    if plain.ndim == 0:
+        plain = plain.reshape(1)
+    try:
+        return plain.view(_WORDS[plain.element_size()]).numpy()
+    except (KeyError, RuntimeError):  # a type of 16 bytes
+        return plain.contiguous().view(torch.uint8).numpy()
+
+
+_SERIALS = itertools.count(1)
+_CODES = {
+    torch.float32: "f",
+    torch.bfloat16: "E",
+    torch.float16: "e",
+    torch.float64: "d",
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.int16: "h",
+    torch.int8: "b",
+    torch.uint8: "B",
+    torch.uint16: "H",
+    torch.uint32: "I",
+    torch.uint64: "Q",
+    torch.bool: "?",
+}
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BY_FLOAT = frozenset(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+)

@@ -1,0 +1,273 @@
+// One pass over a block of values: range, sums, zeros, and the weighted sums of its rows for the sketch.
+//
+//   block of any type ──> vectors of float (double for integers) ──> Lanes ──> Totals ──> eight numbers
+//
+// The weights are those of sketch.py, bit for bit.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FASTEST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FASTEST
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr int64_t ROW = 1024, FOLDS = 2, NUMBERS = 8;
+constexpr int64_t BLOCK = 64 * ROW;      // elements summed in float32 before they are added up in float64
+
+static double COLUMNS[NUMBERS][ROW];
+
+struct Totals {
+    double high, low, total, squares;
+    int64_t zeros;
+    int64_t int_high, int_low;  // of 64-bit integers, where float64 is not exact; for uint64 the same bits
+    int64_t row;                // the next row
+    double folds[FOLDS][ROW];
+};
+
+// ---- weights -------------------------------------------------------------------------------------------------
+
+INLINE double weight(uint64_t place, uint64_t seed) {
+    uint64_t z = (place + 1) * 0x9E3779B97F4A7C15u + seed;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z ^= z >> 31;
+    const double smallest = 0.5, largest = (std::sqrt(45.0) - 1.0) / 4.0;
+    double scaled = (largest - smallest) * (double(z >> 12) * 0x1p-52);
+    double size = smallest + scaled;
+    return z & 1 ? -size : size;
+}
+
+INLINE double row_weight(int64_t row, int fold) { return weight(uint64_t(row) * FOLDS + fold, 0x77696E6474756E6Eu); }
+
+static void fill_columns() {
+    for (int64_t i = 0; i < NUMBERS * ROW; i++) COLUMNS[i / ROW][i % ROW] = weight(i, 0x656C736B65746368u);
+}
+
+// ---- the pass ------------------------------------------------------------------------------------------------
+
+template <class T> struct Vector {
+    typedef T type __attribute__((vector_size(64)));
+};
+typedef Vector<float>::type Floats;
+typedef Vector<double>::type Doubles;
+
+struct Half {
+    uint16_t bits;
+};
+struct Bfloat {
+    uint16_t bits;
+};
+struct Bool {
+    uint8_t value;
+};
+
+// The type in which a type's values are summed.
+template <class S> struct Sum {
+    typedef double type;  // of all integers
+};
+template <> struct Sum<float> {
+    typedef float type;
+};
+template <> struct Sum<Half> : Sum<float> {};
+template <> struct Sum<Bfloat> : Sum<float> {};
+template <> struct Sum<Bool> : Sum<float> {};
+
+template <class V> INLINE V read(const void *from) {
+    V value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class S> INLINE Doubles load(const S *from) {
+    typedef S Narrow __attribute__((vector_size(8 * sizeof(S))));
+    typedef int32_t Ints8 __attribute__((vector_size(32)));
+    if (sizeof(S) >= 4) return __builtin_convertvector(read<Narrow>(from), Doubles);
+    Ints8 wide;
+    for (int i = 0; i < 8; i++) wide[i] = from[i];
+    return __builtin_convertvector(wide, Doubles);
+}
+INLINE Doubles load(const double *from) { return read<Doubles>(from); }
+INLINE Floats load(const float *from) { return read<Floats>(from); }
+
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef uint16_t Shorts16 __attribute__((vector_size(32)));
+typedef uint32_t Words16 __attribute__((vector_size(64)));
+
+INLINE Floats load(const Bool *from) {
+    typedef int32_t Ints16 __attribute__((vector_size(64)));
+    const Words16 wide = __builtin_convertvector(__builtin_convertvector(read<Bytes16>(from), Shorts16), Words16);
+    return __builtin_convertvector((Ints16)wide, Floats);  // step by step: GCC has no single step
+}
+INLINE Floats load(const Bfloat *from) {
+    return (Floats)(__builtin_convertvector(read<Shorts16>(from), Words16) << 16);
+}
+INLINE Floats load(const Half *from) {
+    const Words16 bits = __builtin_convertvector(read<Shorts16>(from), Words16), size = (bits & 0x7FFF) << 13;
+    const Words16 finite = (Words16)((Floats)size * 0x1p112f);  // moves the exponent, subnormal numbers too
+    const Words16 special = (Words16)(size >= 0x0F800000);      // infinity and NaN
+    return (Floats)((special & (size | 0x7F800000)) | (~special & finite) | (bits & 0x8000) << 16);
+}
+
+INLINE void add_exactly(const Doubles &lanes, Doubles &sum) { sum += lanes; }
+
+INLINE void add_exactly(const Floats &lanes, Doubles &sum) {
+    typedef float Floats8 __attribute__((vector_size(32)));
+    Floats8 halves[2];
+    std::memcpy(halves, &lanes, sizeof halves);
+    sum += __builtin_convertvector(halves[0], Doubles) + __builtin_convertvector(halves[1], Doubles);
+}
+
+// Totals of a block, still one per lane.
+template <class T> struct Lanes {
+    typedef typename Vector<T>::type V;
+    V high, low;
+    decltype(V() == V()) zeros;
+    Doubles total, squares;
+};
+
+// What R rows have in common: each column of the folds is read and written once for all of them.
+template <int R, class S, class T>
+INLINE void add_rows(const S *x, int64_t row, int64_t width, T *fold0, T *fold1, Lanes<T> &lanes) {
+    typedef typename Vector<T>::type V;
+    constexpr int64_t LANES = 64 / sizeof(T), CHUNK = 32 * LANES;
+    T weights[FOLDS][R];
+    for (int r = 0; r < R; r++)
+        for (int fold = 0; fold < FOLDS; fold++) weights[fold][r] = T(row_weight(row + r, fold));
+    Lanes<T> now = lanes;  // in registers
+    for (int64_t start = 0; start < width; start += CHUNK) {  // short sums keep float32 exact enough
+        V sum = {}, squares[R] = {};
+        const int64_t end = start + CHUNK < width ? start + CHUNK : width;
+        for (int64_t c = start; c < end; c += LANES) {
+            V first = read<V>(fold0 + c), second = read<V>(fold1 + c);
+            const V top = load(x + c);
+            V most = top, least = top, part = top;
+            for (int r = 0; r < R; r++) {
+                const V a = r ? load(x + r * ROW + c) : top;
+                most = a > most ? a : most;
+                least = a < least ? a : least;
+                now.zeros -= a == T(0);
+                if (r) part += a;
+                squares[r] += a * a;
+                first += weights[0][r] * a;
+                second += weights[1][r] * a;
+            }
+            now.high = most > now.high ? most : now.high;
+            now.low = least < now.low ? least : now.low;
+            sum += part;
+            std::memcpy(fold0 + c, &first, sizeof first);
+            std::memcpy(fold1 + c, &second, sizeof second);
+        }
+        add_exactly(sum, now.total);
+        for (int r = 0; r < R; r++) add_exactly(squares[r], now.squares);
+    }
+    lanes = now;
+}
+
+// The last few values of a last row, fewer than a vector.
+template <class S, class T>
+INLINE void add_rest(const S *x, int64_t row, int64_t n, T *fold0, T *fold1, Totals &totals) {
+    S padded[64 / sizeof(T)] = {};
+    std::memcpy(padded, x, n * sizeof(S));
+    const typename Vector<T>::type values = load(padded);
+    const T weight0 = T(row_weight(row, 0)), weight1 = T(row_weight(row, 1));
+    for (int64_t i = 0; i < n; i++) {
+        const T a = values[i];
+        if (a > totals.high) totals.high = a;
+        if (a < totals.low) totals.low = a;
+        totals.zeros += a == T(0);
+        totals.total += a;
+        totals.squares += double(a) * double(a);
+        fold0[i] += weight0 * a;
+        fold1[i] += weight1 * a;
+    }
+}
+
+// At most BLOCK values, beginning at a row.
+template <class S> INLINE void add_values(const S *x, int64_t n, Totals &totals) {
+    typedef typename Sum<S>::type T;
+    constexpr int64_t LANES = 64 / sizeof(T);
+    Lanes<T> lanes = {};
+    lanes.high -= std::numeric_limits<T>::infinity();
+    lanes.low += std::numeric_limits<T>::infinity();
+    // Writing to a fold must not look, by the last 12 bits of the address, like writing to what is read next.
+    alignas(64) T space[4096 / sizeof(T) + 2 * ROW + 64];
+    const uintptr_t ahead = (reinterpret_cast<uintptr_t>(x) - reinterpret_cast<uintptr_t>(space) + 2048) & 0xFC0;
+    T *fold0 = space + ahead / sizeof(T), *fold1 = fold0 + ROW + 64;
+    const int64_t used = n < ROW ? n : ROW;
+    std::memset(fold0, 0, used * sizeof(T));
+    std::memset(fold1, 0, used * sizeof(T));
+    for (; n >= 4 * ROW; n -= 4 * ROW, x += 4 * ROW, totals.row += 4)
+        add_rows<4>(x, totals.row, ROW, fold0, fold1, lanes);
+    for (; n >= ROW; n -= ROW, x += ROW, totals.row++) add_rows<1>(x, totals.row, ROW, fold0, fold1, lanes);
+    if (n) {
+        const int64_t whole = n / LANES * LANES;
+        if (whole) add_rows<1>(x, totals.row, whole, fold0, fold1, lanes);
+        if (n > whole) add_rest(x + whole, totals.row, n - whole, fold0 + whole, fold1 + whole, totals);
+        totals.row++;
+    }
+    for (int64_t i = 0; i < LANES; i++) {
+        if (lanes.high[i] > totals.high) totals.high = lanes.high[i];
+        if (lanes.low[i] < totals.low) totals.low = lanes.low[i];
+        totals.zeros += lanes.zeros[i];
+    }
+    for (int i = 0; i < 8; i++) totals.total += lanes.total[i], totals.squares += lanes.squares[i];
+    for (int64_t c = 0; c < used; c++) totals.folds[0][c] += fold0[c], totals.folds[1][c] += fold1[c];
+}
+
+template <class S> INLINE void add_range(const S *x, int64_t n, Totals &totals) {
+    S high = totals.row ? S(totals.int_high) : x[0], low = totals.row ? S(totals.int_low) : x[0];
+    for (int64_t i = 0; i < n; i++) high = x[i] > high ? x[i] : high, low = x[i] < low ? x[i] : low;
+    totals.int_high = int64_t(high), totals.int_low = int64_t(low);
+}
+
+#define ADD(NAME, S, MORE)                                          \
+    FASTEST static void NAME(const void *block, int64_t n, Totals &totals) { \
+        const S *x = static_cast<const S *>(block);                 \
+        MORE;                                                       \
+        add_values(x, n, totals);                                   \
+    }
+ADD(add_bool, Bool, )
+ADD(add_i8, int8_t, )
+ADD(add_u8, uint8_t, )
+ADD(add_i16, int16_t, )
+ADD(add_u16, uint16_t, )
+ADD(add_i32, int32_t, )
+ADD(add_u32, uint32_t, )
+ADD(add_i64, int64_t, add_range(x, n, totals))
+ADD(add_u64, uint64_t, add_range(x, n, totals))
+ADD(add_half, Half, )
+ADD(add_bfloat, Bfloat, )
+ADD(add_float, float, )
+ADD(add_double, double, )
+
+struct Type {
+    char code;
+    int size;
+    void (*add)(const void *, int64_t, Totals &);
+};
+// As Python's struct module names them; E is bfloat16.
+static const Type TYPES[] = {
+    {'f', 4, add_float}, {'E', 2, add_bfloat}, {'e', 2, add_half}, {'d', 8, add_double}, {'q', 8, add_i64},
+    {'i', 4, add_i32},   {'?', 1, add_bool},   {'b', 1, add_i8},   {'B', 1, add_u8},     {'h', 2, add_i16},
+    {'H', 2, add_u16},   {'I', 4, add_u32},    {'Q', 8, add_u64},
+};
+
+FASTEST static void finish_sketch(const Totals &totals, int64_t used, double *numbers) {
+    for (int k = 0; k < NUMBERS; k++) {
+        const double *fold = totals.folds[k / (NUMBERS / FOLDS)];
+        double lanes[8] = {};
+        int64_t c = 0;
+        for (; c + 8 <= used; c += 8)
+            for (int i = 0; i < 8; i++) lanes[i] += COLUMNS[k][c + i] * fold[c + i];
+        double sum = 0;
+        for (; c < used; c++) sum += COLUMNS[k][c] * fold[c];
+        for (int i = 0; i < 8; i++) sum += lanes[i];
+        numbers[k] = sum;
+    }
+}
