@@ -18,7 +18,7 @@ def main(path: str) -> None:
     data = memoryview(bytes(20_000))
     saved = [store.save(f"t{i}", data, "uint8", (20_000,)) for i in range(60)]
     for i in range(300):
-        folder.add_call(f"A{i}", f'"{"x" * 1000}"', ("frame",), None, True)
+        folder.add_call(f"A{i}", f'"{"x" * 300}"', ("frame",), None, True)
     folder.flush()
     found = {
         "saved": sum(name is not None for name in saved),
