@@ -43,11 +43,7 @@ class CallSites:
             return args, kwargs
         values = frame.f_locals
         caller = frame.f_back
-        while (
-            caller is not None
-            and caller.f_code.co_name == "fn"
-            and "dispatch_flag" in caller.f_code.co_freevars
-        ):
+        while caller is not None and caller.f_code.co_filename.endswith("_jit_internal.py"):
             caller = caller.f_back  # torch's choice between two functions (return_indices=True or not)
         names = list(signature.parameters)
         n, by_name = (caller and self._shape(caller)) or _likely(signature, values)

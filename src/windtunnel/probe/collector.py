@@ -8,7 +8,6 @@ Nothing here knows a framework, and nothing here raises into the program that is
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +61,8 @@ class StepOutput:
 
     def rename(self, path: Path) -> None:
         """The rank became known after the folder was made."""
-        if not path.exists():
-            os.rename(self.folder.path, path)
+        self.store.drain()
+        self.store.path = self.folder.move_to(path) / "dump_tensor_data"
 
 
 class Collector:
@@ -133,6 +132,7 @@ class Collector:
             step.is_open = False
             step.store.drain()
             step.folder.close()
+            self.selection.new_step()
 
     def guard(self, what: str, error: Exception) -> None:
         """Note an error of our own; the user's program goes on."""

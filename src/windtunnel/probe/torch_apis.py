@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from windtunnel.probe.callsite import CallSites
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_api_names import OPERATORS, ApiName, name_of
-from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["ApiMode", "OperatorNames"]
@@ -58,7 +58,7 @@ class ApiMode(TorchFunctionMode):
         self.names = names
         self.sites = CallSites()
         self._known: dict[Any, Any] = {}  # function -> _SKIP, _Open or its ApiName
-        self.missed: dict[str, int] = {}  # APIs that were called but left out, by name
+        self._wanted: dict[ApiName, bool] = {}
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -76,18 +76,17 @@ class ApiMode(TorchFunctionMode):
         try:
             name = known
             operator = self.names.take()
-            if operator is not None and operator in self._operators(known):
-                name = self._operators(known)[operator]
-            call = self._begin(name, args, kwargs)
+            if operator is not None and known.prefix == "Tensor":
+                name = _OPERATOR_NAMES[operator]
+            call = self._open(name, args, kwargs)
         except Exception as error:
             self.collector.guard(f"the inputs of {known.key}", error)
         result = function(*args, **kwargs)
         if call is not None:
             try:
-                backward, parent = self._backward_name(call.forward), self.scopes.backward(call.parent)
-                self.writer.after(call, result, backward, parent, skip=1)
+                self.writer.close(call, result)
             except Exception as error:
-                self.collector.guard(f"the outputs of {call.forward}", error)
+                self.collector.guard(f"the outputs of {known.key}", error)
         return result
 
     def _learn(self, function: Callable) -> Any:
@@ -100,34 +99,22 @@ class ApiMode(TorchFunctionMode):
             known: Any = _SKIP
         elif name.is_open:
             known = _Open(function)
-        elif self.collector.selection.wants_api(name.prefix, name.api) or name.prefix == "Tensor":
-            known = name
         else:
-            known = _SKIP
+            known = name
         self._known[function] = known
         return known
 
-    def _begin(self, name: ApiName, args: tuple, kwargs: dict) -> Any:
-        selection = self.collector.selection
-        if name.prefix == "Tensor" and not selection.wants_api(name.prefix, name.api):
-            return None
+    def _open(self, name: ApiName, args: tuple, kwargs: dict) -> OpenCall | None:
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = self._wanted[name] = self.collector.selection.wants_api(name.prefix, name.api)
         step = self.collector.step
-        if step is None:
-            return None
-        forward = f"{name.key}.{step.number(name.key)}.forward"
-        parent = self.scopes.current()
-        if not selection.is_open and not selection.wants(forward, self.scopes.names()):
+        if not wanted or step is None:
             return None
         if name.python is not None:
             args, kwargs = self.sites.as_written(name.python, sys._getframe(2), args, kwargs)
-        return self.writer.before(step, forward, parent, args, kwargs)
-
-    def _operators(self, name: ApiName) -> dict[str, ApiName]:
-        return _OPERATOR_NAMES if name.prefix == "Tensor" else {}
-
-    @staticmethod
-    def _backward_name(forward: str) -> str:
-        return f"{forward[: -len('forward')]}backward"
+        call = f"{name.key}.{step.number(name.key)}."
+        return self.writer.open(step, f"{call}forward", f"{call}backward", self.scopes.names(), args, kwargs)
 
 
 _OPERATOR_NAMES = {operator: ApiName("Tensor", operator) for operator in OPERATORS}

@@ -1,13 +1,13 @@
 """One forward call and its backward, whatever it is (an API, a module): measured, encoded, written.
 
-before(args, kwargs) ──> inputs as text, their edges
-after(output)        ──> entry "….forward" ──> nodes of autograd hooked
-backward runs        ──> entry "….backward": gradients of the outputs, gradients of the inputs
+open(args, kwargs) ──> inputs as text, their edges
+close(output)      ──> entry "….forward" ──> nodes of autograd hooked
+backward runs      ──> entry "….backward": gradients of the outputs, gradients of the inputs
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,24 +16,41 @@ from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.tensor_store import TensorStore
 from windtunnel.probe.torch_elements import Elements, Pieces, tensors_in
 from windtunnel.probe.torch_gradients import Call, Edges
+from windtunnel.probe.torch_overflow import OverflowWatch
+from windtunnel.probe.torch_scopes import backward_of
 
 __all__ = ["CallWriter", "OpenCall"]
 
 
 class OpenCall:
-    """A call that has begun: its name, its inputs as text, the edges of its inputs."""
+    """A call that has begun: its names, its inputs as text, the edges of its inputs."""
 
-    __slots__ = ("edges", "forward", "inputs", "n_nonfinite", "parent", "step", "store", "tensors")
+    __slots__ = (
+        "args",
+        "backward",
+        "edges",
+        "forward",
+        "inputs",
+        "kwargs",
+        "parents",
+        "step",
+        "store",
+        "tensors",
+    )
 
-    def __init__(self, step: StepOutput, forward: str, parent: str | None) -> None:
+    def __init__(
+        self, step: StepOutput, forward: str | None, backward: str | None, parents: tuple[str, ...]
+    ) -> None:
         self.step = step
-        self.forward = forward
-        self.parent = parent
+        self.forward = forward  # None: not wanted
+        self.backward = backward
+        self.parents = parents
         self.inputs: Pieces = []
         self.edges: Edges | None = None
         self.store: TensorStore | None = None
-        self.tensors: list[torch.Tensor] = []
-        self.n_nonfinite = 0
+        self.tensors: Sequence[torch.Tensor] = ()
+        self.args: tuple = ()
+        self.kwargs: dict = {}
 
 
 class CallWriter:
@@ -43,76 +60,56 @@ class CallWriter:
         self.collector = collector
         self.elements = elements
         config = collector.config
+        self.selection = collector.selection
         self.has_forward = "forward" in config.data_mode
         self.has_backward = "backward" in config.data_mode
         self.has_input = "input" in config.data_mode
         self.has_output = "output" in config.data_mode
-        self.has_tensors = config.task == "tensor"
         self.has_structure_only = config.task == "structure"
         self.has_parents = config.level in ("L0", "mix", "L2")
         self.has_stacks = config.extra_info
+        self.overflow = OverflowWatch(collector, elements) if config.task == "overflow_check" else None
         self._partial: set[Call] = set()  # backwards of which some nodes have run
 
-    def store_for(self, step: StepOutput, name: str) -> TensorStore | None:
-        """Where the tensors of an entry are saved; None if only statistics are wanted."""
-        if self.has_tensors or self.collector.selection.wants_tensor(name):
-            return step.store
-        return None
-
-    def before(
-        self, step: StepOutput, forward: str, parent: str | None, args: tuple, kwargs: dict
-    ) -> OpenCall:
-        """Take the inputs as they are now: the call may overwrite them."""
-        call = OpenCall(step, forward, parent)
+    def open(
+        self, step: StepOutput, forward: str, backward: str, parents: Sequence[str], args: tuple, kwargs: dict
+    ) -> OpenCall | None:
+        """Take the inputs as they are now, for the call may overwrite them; None if the call is not wanted."""
+        wants_forward, wants_backward = self.has_forward, self.has_backward and torch.is_grad_enabled()
+        if not self.selection.is_open:
+            wants_forward = self.selection.wants(forward, parents) and wants_forward
+            if wants_backward and not self.selection.has_scope:  # a scope is asked when the backward comes
+                wants_backward = self.selection.wants(backward, _backwards(parents))
+            if not wants_forward and not wants_backward:
+                return None
+        call = OpenCall(
+            step, forward if wants_forward else None, backward if wants_backward else None, tuple(parents)
+        )
         if self.has_structure_only:
             return call
-        call.tensors = list(tensors_in(args))
-        if kwargs:
-            call.tensors += tensors_in(list(kwargs.values()))
-        if self.has_backward and torch.is_grad_enabled():
+        call.tensors = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
+        if wants_backward:
             call.edges = Edges(call.tensors)
-        if self.has_forward:
-            call.store = self.store_for(step, forward)
-            if self.has_input:
-                out, elements = call.inputs, self.elements
-                out.append('"input_args": ')
-                elements.listed(out, args, f"{forward}.input", call.store)
-                out.append(', "input_kwargs": ')
-                elements.named(out, kwargs, f"{forward}.kwargs", call.store)
+        if not wants_forward:
+            return call
+        if self.overflow is not None:
+            call.args, call.kwargs = self.overflow.inputs(forward, args, kwargs)
+            return call
+        call.store = self.store_for(step, forward)
+        if self.has_input:
+            self._inputs(call, args, kwargs)
         return call
 
-    def after(
-        self,
-        call: OpenCall,
-        output: Any,
-        backward: str,
-        backward_parent: str | None,
-        *,
-        skip: int,
-        parameters: dict[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Write the forward entry and hook the backward. `skip`: frames between here and the user's call.
+    def close(self, call: OpenCall, output: Any, parameters: dict[str, torch.Tensor] | None = None) -> None:
+        """Write the forward entry and hook the backward.
 
         Modules have `parameters`. Their backward lists the inputs that have a gradient; that of an API has a place
         for each input that could have one.
         """
-        name, step, collector = call.forward, call.step, self.collector
-        frames = collector.stacks.here(skip + 1) if self.has_stacks else None
-        outputs = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
-        if isinstance(output, list):
-            outputs = tuple(output)
-        if self.has_forward:
-            pieces = ["{", *call.inputs]
-            if self.has_output and not self.has_structure_only:
-                pieces.append(', "output": ' if call.inputs else '"output": ')
-                self.elements.listed(pieces, outputs, f"{name}.output", call.store)
-            if parameters is not None and not self.has_structure_only:
-                pieces.append(', "parameters": ')
-                self.elements.named(pieces, parameters, f"{name}.parameters", call.store)
-            pieces.append("}")
-            collector.put(step, name, pieces, frames, call.parent, self.has_parents)
-        edges = call.edges
-        if edges is None:
+        outputs = tuple(output) if type(output) in (tuple, list) else (output,)
+        if call.forward is not None:
+            self._write_forward(call, outputs, parameters)
+        if call.edges is None or call.backward is None:
             return
         tensors = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
         if not tensors:
@@ -121,16 +118,56 @@ class CallWriter:
             keep = [tensor.requires_grad for tensor in call.tensors]
         else:
             keep = [tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors]
-        done = self._backward_writer(step, backward, backward_parent)
-        Call(edges, tensors, done, self._begun, self._failed, keep, by_edge=parameters is None)
+        done = self._backward_writer(call.step, call.backward, call.parents)
+        Call(call.edges, tensors, done, self._begun, self._failed, keep, by_edge=parameters is None)
 
-    def _backward_writer(
-        self, step: StepOutput, name: str, parent: str | None
-    ) -> Callable[[list, list], None]:
+    def _write_forward(
+        self, call: OpenCall, outputs: tuple, parameters: dict[str, torch.Tensor] | None
+    ) -> None:
+        name = call.forward
+        pieces: Pieces = ["{"]
+        if self.overflow is not None:
+            tensors = [*call.tensors] if parameters is None else [*call.tensors, *parameters.values()]
+            if not self.overflow.found(name, (call.args, call.kwargs, tensors), outputs):
+                return
+            call.store = call.step.store
+            self._inputs(call, call.args, call.kwargs)
+        pieces += call.inputs
+        if self.has_output and not self.has_structure_only:
+            pieces.append(', "output": ' if call.inputs else '"output": ')
+            self.elements.listed(pieces, outputs, f"{name}.output", call.store)
+            if parameters is not None:
+                pieces.append(', "parameters": ')
+                self.elements.named(pieces, parameters, f"{name}.parameters", call.store)
+        pieces.append("}")
+        frames = self.collector.stacks.here() if self.has_stacks else None
+        parent = call.parents[-1] if call.parents else None
+        self.collector.put(call.step, name, pieces, frames, parent, self.has_parents)
+
+    def _inputs(self, call: OpenCall, args: tuple, kwargs: dict) -> None:
+        out, elements = call.inputs, self.elements
+        out.append('"input_args": ')
+        elements.listed(out, args, f"{call.forward}.input", call.store)
+        out.append(', "input_kwargs": ')
+        elements.named(out, kwargs, f"{call.forward}.kwargs", call.store)
+
+    def store_for(self, step: StepOutput, name: str) -> TensorStore | None:
+        """Where the tensors of an entry are saved; None if only statistics are wanted."""
+        return step.store if self.selection.wants_tensor(name) else None
+
+    def _backward_writer(self, step: StepOutput, name: str, parents: tuple) -> Callable[[list, list], None]:
+        parent = backward_of(parents[-1]) if parents else None
+
         def done(grad_outputs: list, grad_inputs: list) -> None:
             try:
+                if self.selection.has_scope and not self.selection.wants(name, _backwards(parents)):
+                    return
                 store = self.store_for(step, name)
-                pieces = ["{"]
+                if self.overflow is not None:
+                    if not self.overflow.found(name, grad_outputs, grad_inputs):
+                        return
+                    store = step.store
+                pieces: Pieces = ["{"]
                 if self.has_input:
                     pieces.append('"input": ')
                     self.elements.listed(pieces, grad_outputs, f"{name}.input", store)
@@ -143,6 +180,13 @@ class CallWriter:
                 self._failed(error)
 
         return done
+
+    def gradient(self, step: StepOutput, entry: str, key: str, gradient: torch.Tensor) -> Pieces:
+        """The text of a parameter's gradient, in a list of one as readers of dumps know it."""
+        pieces: Pieces = ["["]
+        self.elements.tensor(pieces, gradient, f"{entry}.{key}", self.store_for(step, entry))
+        pieces.append("]")
+        return pieces
 
     def _begun(self, call: Call) -> None:
         if not self._partial:
@@ -160,3 +204,7 @@ class CallWriter:
 
     def _failed(self, error: Exception) -> None:
         self.collector.guard("gradients of a call", error)
+
+
+def _backwards(parents: Sequence[str]) -> list[str]:
+    return [name for name in map(backward_of, parents) if name is not None]

@@ -21,13 +21,16 @@ from torch import nn
 from windtunnel.errors import UsageError
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.config import ProbeConfig, load_config
+from windtunnel.probe.config_file import ConfigWatch
 from windtunnel.probe.notice import tell
 from windtunnel.probe.torch_apis import ApiMode, OperatorNames
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_elements import Elements
+from windtunnel.probe.torch_kernels import KernelMode, KernelSwitch
 from windtunnel.probe.torch_mode_stack import ModeSwitch
 from windtunnel.probe.torch_modules import ModuleHooks
 from windtunnel.probe.torch_optimizers import OptimizerScope
+from windtunnel.probe.torch_places import ApiPlaces, ModulePlaces
 from windtunnel.probe.torch_points import PointWriter
 from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_statistics import TorchMeter
@@ -57,6 +60,8 @@ class Debugger:
         self._step = self._first_step = 0
         self._is_on = False
         self._was_told: set[str] = set()
+        has_switch = self.config.dump_enable is not None and self.config.config_path is not None
+        self._watch = ConfigWatch(self.config.config_path) if has_switch else None
         self._build()
         atexit.register(self.close)
 
@@ -76,6 +81,15 @@ class Debugger:
             self.parts += [names, ModeSwitch(ApiMode(self.collector, self.writer, self.scopes, names))]
         if config.level in (*_MODULE_LEVELS, *_API_LEVELS):
             self.parts.append(OptimizerScope(self.collector, self.scopes))
+        if config.level == "L2":
+            names = OperatorNames()
+            self.parts += [
+                ModulePlaces(self.collector, self.scopes),
+                names,
+                ModeSwitch(ApiPlaces(self.collector, self.scopes, names)),
+                OptimizerScope(self.collector, self.scopes),
+                KernelSwitch(KernelMode(self.collector, self.writer, self.scopes)),
+            ]
 
     def start(
         self,
@@ -86,6 +100,7 @@ class Debugger:
     ) -> None:
         """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
         self._check(model, token_range, rank_id)
+        self._reload()
         if self._is_on or not self._is_wanted(rank_id):
             return
         if self.collector.step is None:
@@ -110,6 +125,7 @@ class Debugger:
         for part in self.parts:
             self._safely(part.end_step)
         self._safely(self.points.end_step)
+        self._safely(self._name_by_rank)
         self._safely(self.collector.end_step)
         self._step += 1
         last = self.config.last_step
@@ -171,6 +187,8 @@ class Debugger:
     def _is_wanted(self, rank_id: int | None) -> bool:
         if self.config.dump_enable is False or not self.config.wants_step(self._step):
             return False
+        if self.writer.overflow is not None and self.writer.overflow.is_satisfied:
+            return False
         rank, n_ranks = _rank(rank_id)
         note = self.config.rank_note(rank, n_ranks)
         if note is not None:
@@ -181,8 +199,30 @@ class Debugger:
         rank, _ = _rank(rank_id)
         name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
         folder = Path(self.config.dump_path) / f"step{self._step}" / name
-        wants_tensors = self.config.task == "tensor" or bool(self.config.tensor_list)
+        wants_tensors = self.config.task in ("tensor", "overflow_check") or bool(self.config.tensor_list)
         return StepOutput(self.config, folder, _version(), wants_tensors)
+
+    def _name_by_rank(self) -> None:
+        """A process group that appeared after the folder was made: proc{pid} becomes rank{R}."""
+        step, (rank, _) = self.collector.step, _rank(None)
+        if step is not None and rank is not None and step.folder.path.name == f"proc{os.getpid()}":
+            step.rename(step.folder.path.with_name(f"rank{rank}"))
+
+    def _reload(self) -> None:
+        """With dump_enable in the file, the file may be edited while the program runs; it is read between segments."""
+        if self._watch is None or self._is_on or not self._watch.changed():
+            return
+        self.step_over()
+        self.config = self.config.reloaded()
+        for note in self.config.notes:
+            self._tell_once(note)
+        self._build()
+
+    def step_over(self) -> None:
+        """Complete the files of an open step without counting it."""
+        for part in self.parts:
+            self._safely(part.end_step)
+        self._safely(self.collector.end_step)
 
     def _safely(self, work: Callable[[], Any]) -> None:
         try:

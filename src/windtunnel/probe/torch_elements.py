@@ -108,7 +108,12 @@ class Elements:
         if store is not None:
             data = host_bytes(tensor)
             if data is not None:
-                name = store.save(stem, data, _dtype(tensor), tuple(tensor.shape), same_as=measured.key)
+                crc = (
+                    int(measured.stats.crc, 16)
+                    if self.is_md5 and measured.stats and measured.stats.crc
+                    else None
+                )
+                name = store.save(stem, data, _dtype(tensor), tuple(tensor.shape), measured.key, crc)
                 middle += f', "data_name": {quote(name)}' if name else ""
         if measured.stats is not None:
             out.append(self._text(measured, head, middle))

@@ -18,7 +18,7 @@ from torch import nn
 
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_scopes import Scopes, backward_of
+from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["ModuleHooks", "named_modules"]
 
@@ -84,12 +84,11 @@ class ModuleHooks:
         step = self.collector.step
         if step is not None and not self.scopes.is_quiet:
             try:
-                scope = f"{name}.forward.{step.number(name)}"
-                if self.collector.selection.is_open or self.collector.selection.wants(
-                    scope, self.scopes.names()
-                ):
-                    with torch._C.DisableTorchFunction():
-                        call = self.writer.before(step, scope, self.scopes.current(), args, kwargs)
+                number = step.number(name)
+                scope = f"{name}.forward.{number}"
+                with torch._C.DisableTorchFunction():
+                    backward = f"{name}.backward.{number}"
+                    call = self.writer.open(step, scope, backward, self.scopes.names(), args, kwargs)
             except Exception as error:
                 self.collector.guard(f"the inputs of {name}", error)
         if scope is not None:
@@ -106,15 +105,15 @@ class ModuleHooks:
                 break
         else:
             return
+        if scope is not None:
+            self.collector.selection.leave(scope, self.scopes.names())
         if call is None or output is None:
             return
         try:
             with torch._C.DisableTorchFunction():
                 parameters = {key: value for key, value in module._parameters.items() if value is not None}
-                backward = backward_of(call.forward) or call.forward
-                parent = backward_of(call.parent)
-                self.writer.after(call, output, backward, parent, skip=2, parameters=parameters)
-                if self.writer.has_backward and torch.is_grad_enabled():
+                self.writer.close(call, output, parameters)
+                if call.backward is not None and self.collector.selection.parameter_gradients:
                     self._gradients.watch(call.step, name, parameters)
         except Exception as error:
             self.collector.guard(f"the outputs of {name}", error)
@@ -136,7 +135,7 @@ class ParameterGradients:
 
     def watch(self, step: StepOutput, name: str, parameters: dict[str, torch.Tensor]) -> None:
         """Expect gradients of these parameters of a module."""
-        if name in self._modules or self.writer.has_structure_only:
+        if name in self._modules or self.writer.has_structure_only or self.writer.overflow is not None:
             return
         wanted = {key: value for key, value in parameters.items() if value.requires_grad and value.is_leaf}
         if wanted:
@@ -185,19 +184,9 @@ class _ModuleGradients:
         if not self.gradients:
             entry = f"{self.name}.parameters_grad"
             self.entry = f"{entry}.{self.step.number(entry)}"
-        pieces: list = []
-        store = self.owner.writer.store_for(self.step, self.entry)
-        self.owner.writer.elements.encode(pieces, [gradient], "", None) if store is None else (
-            self._saved(pieces, gradient, key, store)
-        )
-        self.gradients[key] = pieces
+        self.gradients[key] = self.owner.writer.gradient(self.step, self.entry, key, gradient)
         if len(self.gradients) == len(self.wanted):
             self.write()
-
-    def _saved(self, pieces: list, gradient: torch.Tensor, key: str, store: Any) -> None:
-        pieces.append("[")
-        self.owner.writer.elements.tensor(pieces, gradient, f"{self.entry}.{key}", store)
-        pieces.append("]")
 
     def write(self) -> None:
         """Write the entry with the gradients that have come."""
@@ -209,6 +198,8 @@ class _ModuleGradients:
             pieces += [f'{", " if index else ""}"{key}": ', *value]
         pieces.append("}")
         self.n_written += 1
+        if not self.owner.collector.selection.wants(self.entry):
+            return
         self.owner.collector.put(self.step, self.entry, pieces)
 
     def remove(self) -> None:

@@ -17,16 +17,9 @@ class Scopes(threading.local):
         self.stack: list[str] = []
         self.is_quiet = False
 
-    def current(self) -> str | None:
-        return self.stack[-1] if self.stack else None
-
     def names(self) -> list[str]:
         """From the outermost to the innermost."""
         return self.stack
-
-    def backward(self, parent: str | None) -> str | None:
-        """The parent of a backward entry: that of the forward entry, on its way back."""
-        return backward_of(parent)
 
 
 def backward_of(name: str | None) -> str | None:
