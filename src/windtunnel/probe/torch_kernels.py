@@ -1,0 +1,271 @@
+"""Level L2: every kernel that runs, forward and backward, seen by a torch dispatch mode.
+
+    F.linear(x, w, b) ──> aten.t, aten.addmm ──> mode ──> "Aten.addmm.0.forward": inputs, outputs
+    loss.backward()   ──> aten.mm, aten.sum  ──> mode ──> "Aten.mm.0.backward": inputs, outputs
+
+Parents are the API and the module a kernel ran in. A kernel of backward belongs to the call whose autograd node runs:
+the number of that node was noted when the call made it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_gradients import sequence_number
+from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.torch_thread_stack import is_on, take_off
+
+__all__ = ["KernelMode", "KernelSwitch"]
+
+# No computation: memory without values, questions, and aliases whose schema does not say so.
+_NOT_KERNELS = frozenset(
+    """
+    empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize_as_ set_ record_stream
+    detach detach_ alias lift lift_fresh _unsafe_view _reshape_alias _local_scalar_dense item is_same_size
+    is_pinned _has_same_storage_numel sym_size sym_stride sym_numel sym_storage_offset size stride
+    """.split()
+)
+_QUIET_NAMESPACES = ("profiler", "prim", "prims")
+_PRETENDERS = ("FakeTensor", "FunctionalTensor")  # tensors of a compiler at work: nothing runs
+
+
+class KernelMode(TorchDispatchMode):
+    """Records the kernels of the threads it is on in."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps every call of the mode, and imports its compiler to do so
+
+    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes) -> None:
+        super().__init__()
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self.is_recording = False
+        self.has_views = collector.config.risk_level == "ALL"
+        self._names: dict[Any, str | None] = {}
+        self._own: dict[type, int] = {}
+        self._places = _Places()
+        self._noted: set[str] = set()  # calls whose parents are in construct.json already
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = self._kind(types) if types else _PLAIN
+        if kind is _WRAPPER:
+            return NotImplemented  # DTensor and its like: what they run on their parts are the kernels
+        step = self.collector.step
+        if step is None or not self.is_recording or self.scopes.is_quiet or kind is _PRETENDER:
+            return func(*args, **kwargs)
+        call = None
+        try:
+            call = self._begin(step, func, args, kwargs)
+        except Exception as error:
+            self.collector.guard(f"the inputs of {func}", error)
+        result = func(*args, **kwargs)
+        if call is not None:
+            try:
+                call.end(func, result)
+            except Exception as error:
+                self.collector.guard(f"the outputs of {call.entry}", error)
+        return result
+
+    def end_step(self) -> None:
+        self._places.clear()
+        self._noted.clear()
+
+    def _kind(self, types: Sequence[type]) -> int:
+        kinds = [self._own[kind] if kind in self._own else self._learn_type(kind) for kind in types]
+        return max(kinds)
+
+    def _learn_type(self, kind: type) -> int:
+        if kind.__name__ in _PRETENDERS:
+            found = _PRETENDER
+        elif getattr(kind, "__torch_dispatch__", None) in (None, torch._C._disabled_torch_dispatch_impl):
+            found = _PLAIN
+        else:
+            found = _WRAPPER
+        self._own[kind] = found
+        return found
+
+    def _begin(self, step: StepOutput, func: Any, args: tuple, kwargs: dict) -> _KernelCall | None:
+        is_backward = torch._C._current_graph_task_id() != -1 and not (
+            torch.is_grad_enabled() and self.scopes.stack  # a checkpoint computes its forward again
+        )
+        if is_backward:
+            parents: tuple[str, ...] = self._places.of_running_node()
+        else:
+            parents = tuple(self.scopes.stack)
+            if torch.is_grad_enabled():
+                self._places.note(parents)
+        name = self._names[func] if func in self._names else self._learn(func)
+        writer = self.writer
+        if name is None or not (writer.has_backward if is_backward else writer.has_forward):
+            return None
+        # Counted apart: forward numbers stay the same whether or not a backward ran in between.
+        if is_backward:
+            entry = f"{name}.{step.number(f'{name}.backward')}.backward"
+        else:
+            entry = f"{name}.{step.number(name)}.forward"
+        selection = self.collector.selection
+        if not selection.is_open and not selection.wants(entry, parents):
+            return None
+        self._note_parents(step, parents)
+        return _KernelCall(self, step, entry, parents, args, kwargs)
+
+    def _learn(self, func: Any) -> str | None:
+        name = None
+        if isinstance(func, OpOverload):
+            space, _, op = func._schema.name.partition("::")
+            is_move = func.is_view or torch.Tag.inplace_view in func.tags or op in _NOT_KERNELS
+            if space not in _QUIET_NAMESPACES and (self.has_views or not is_move):
+                name = f"{'Aten' if space == 'aten' else space}.{op}"
+        self._names[func] = name
+        return name
+
+    def _note_parents(self, step: StepOutput, parents: tuple[str, ...]) -> None:
+        above = None
+        for name in parents:
+            if name not in self._noted:
+                self._noted.add(name)
+                step.folder.add_parent(name, above)
+            above = name
+
+
+_PLAIN, _WRAPPER, _PRETENDER = range(3)  # of several kinds among the arguments the last counts
+
+
+class _KernelCall:
+    """A kernel that is about to run: its inputs are taken now, for it may overwrite them."""
+
+    __slots__ = ("entry", "frames", "inputs", "is_backward", "mode", "parent", "pieces", "step", "store")
+
+    def __init__(
+        self, mode: KernelMode, step: StepOutput, entry: str, parents: tuple[str, ...], args: tuple, kwargs: dict
+    ) -> None:
+        self.mode = mode
+        self.step = step
+        self.entry = entry
+        self.parent = parents[-1] if parents else None
+        self.is_backward = entry.endswith(".backward")
+        self.pieces: list = []
+        writer = mode.writer
+        self.store = step.store if writer.selection.wants_tensor(entry) else None
+        self.frames = mode.collector.stacks.here() if writer.has_stacks and not self.is_backward else None
+        self.inputs: tuple[tuple, dict] = ((), {})
+        if writer.overflow is not None:
+            self.inputs = writer.overflow.inputs(entry, args, kwargs)
+        elif writer.has_input:
+            self._take_inputs(args, kwargs)
+
+    def _take_inputs(self, args: tuple, kwargs: dict) -> None:
+        out, elements = self.pieces, self.mode.writer.elements
+        if self.is_backward:
+            out.append('"input": ')
+            elements.listed(out, (*args, *kwargs.values()), f"{self.entry}.input", self.store)
+        else:
+            out.append('"input_args": ')
+            elements.listed(out, args, f"{self.entry}.input", self.store)
+            out.append(', "input_kwargs": ')
+            elements.named(out, kwargs, f"{self.entry}.kwargs", self.store)
+
+    def end(self, func: Any, result: Any) -> None:
+        """The kernel has run: write the entry."""
+        writer = self.mode.writer
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        if func._schema.is_mutable:
+            # The version of a tensor is raised after its kernel, so what was measured before would look unchanged.
+            writer.elements.meter.forget()
+        if writer.overflow is not None:
+            if not writer.overflow.found(self.entry, self.inputs, outputs):
+                return
+            self.store = self.step.store
+            self._take_inputs(*self.inputs)
+        if writer.has_output:
+            self.pieces.append(', "output": ' if self.pieces else '"output": ')
+            writer.elements.listed(self.pieces, outputs, f"{self.entry}.output", self.store)
+        self.mode.collector.put(self.step, self.entry, ["{", *self.pieces, "}"], self.frames, self.parent, True)
+
+
+class _Places:
+    """Which call made an autograd node: by the node's number, which counts up in each thread."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, dict[int, tuple[str, ...]]] = {}
+
+    def note(self, parents: tuple[str, ...]) -> None:
+        """A kernel runs in `parents`; the node for it, if there is one, was made just before."""
+        mine = self._threads.get(threading.get_ident())
+        if mine is None:
+            mine = self._threads.setdefault(threading.get_ident(), {})
+        mine.setdefault(sequence_number() - 1, parents)  # an older node is known already
+
+    def of_running_node(self) -> tuple[str, ...]:
+        """The backward names of the calls around the node that runs now."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ()
+        number = node._sequence_nr()
+        mine = self._threads.get(threading.get_ident())
+        found = None if mine is None else mine.get(number)
+        if found is None:  # backward runs in a thread of its own, as on accelerators
+            others = [seen[number] for seen in list(self._threads.values()) if number in seen]
+            found = others[0] if len(others) == 1 else ()
+        return tuple(name for name in map(_backward_of, found) if name is not None)
+
+    def clear(self) -> None:
+        self._threads.clear()
+
+
+def _backward_of(name: str) -> str | None:
+    if name.endswith(".forward"):
+        return f"{name.removesuffix('forward')}backward"
+    head, found, number = name.rpartition(".forward.")
+    return f"{head}.backward.{number}" if found else None
+
+
+class KernelSwitch:
+    """Turns the kernel mode on in start and off in stop, whatever modes of the user came in between."""
+
+    def __init__(self, mode: KernelMode) -> None:
+        self.mode = mode
+
+    def install(self, model: Any = None) -> None:
+        self.mode.is_recording = True
+        if not is_on(self.mode):
+            self.mode.__enter__()
+
+    def remove(self) -> None:
+        self.mode.is_recording = False
+        if not is_on(self.mode):
+            return
+        if torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1) is self.mode:
+            self.mode.__exit__(None, None, None)
+            return
+        # torch notes in each mode whether others were on before it: what ours noted is for the one above it now.
+        above = take_off(self.mode) or []
+        for flags in _FLAGS:
+            mine, theirs = getattr(self.mode, flags, None), getattr(above[0], flags, None) if above else None
+            if mine and theirs:
+                theirs[-1] = mine.pop()
+
+    def end_step(self) -> None:
+        self.mode.end_step()
+
+
+_FLAGS = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
