@@ -110,7 +110,7 @@ def _unlisted(function: Callable) -> str | None:
         return str(packet).replace("::", ".")
     module = getattr(function, "__module__", None) or ""
     name = getattr(function, "__name__", None)
-    if name is None or module.startswith("torch._C") and not module.startswith(("torch._C._",)):
+    if name is None or (module.startswith("torch._C") and not module.startswith(("torch._C._",))):
         return None
     if module == "torch":
         return f"torch.{name}"

@@ -19,9 +19,9 @@ from typing import Any
 import numpy
 import torch
 
+from windtunnel.probe.statistics import array_statistics, statistics_json
 from windtunnel.probe.tensor_slices import Slice, tensor_index
 from windtunnel.probe.tensor_store import TensorStore
-from windtunnel.probe.statistics import array_statistics, statistics_json
 from windtunnel.probe.torch_bytes import host_bytes
 from windtunnel.probe.torch_statistics import Measured, TorchMeter
 
