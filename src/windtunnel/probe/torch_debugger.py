@@ -23,14 +23,9 @@ from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.config import ProbeConfig, load_config
 from windtunnel.probe.config_file import ConfigWatch
 from windtunnel.probe.notice import tell
-from windtunnel.probe.torch_apis import ApiMode, OperatorNames
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_elements import Elements
-from windtunnel.probe.torch_kernels import KernelMode, KernelSwitch
-from windtunnel.probe.torch_mode_stack import ModeSwitch
-from windtunnel.probe.torch_modules import ModuleHooks
-from windtunnel.probe.torch_optimizers import OptimizerScope
-from windtunnel.probe.torch_places import ApiPlaces, ModulePlaces
+from windtunnel.probe.torch_parts import parts_for
 from windtunnel.probe.torch_points import PointWriter
 from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_statistics import TorchMeter
@@ -38,7 +33,6 @@ from windtunnel.probe.torch_statistics import TorchMeter
 __all__ = ["Debugger"]
 
 _MODULE_LEVELS = ("L0", "mix")
-_API_LEVELS = ("L1", "mix")
 
 
 class Debugger:
@@ -73,23 +67,7 @@ class Debugger:
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)
-        self.parts: list[Any] = []  # what start installs and stop removes, in this order
-        if config.level in _MODULE_LEVELS:
-            self.parts.append(ModuleHooks(self.collector, self.writer, self.scopes))
-        if config.level in _API_LEVELS:
-            names = OperatorNames()
-            self.parts += [names, ModeSwitch(ApiMode(self.collector, self.writer, self.scopes, names))]
-        if config.level in (*_MODULE_LEVELS, *_API_LEVELS):
-            self.parts.append(OptimizerScope(self.collector, self.scopes))
-        if config.level == "L2":
-            names = OperatorNames()
-            self.parts += [
-                ModulePlaces(self.collector, self.scopes),
-                names,
-                ModeSwitch(ApiPlaces(self.collector, self.scopes, names)),
-                OptimizerScope(self.collector, self.scopes),
-                KernelSwitch(KernelMode(self.collector, self.writer, self.scopes)),
-            ]
+        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes)
 
     def start(
         self,

@@ -152,7 +152,13 @@ class _KernelCall:
     __slots__ = ("entry", "frames", "inputs", "is_backward", "mode", "parent", "pieces", "step", "store")
 
     def __init__(
-        self, mode: KernelMode, step: StepOutput, entry: str, parents: tuple[str, ...], args: tuple, kwargs: dict
+        self,
+        mode: KernelMode,
+        step: StepOutput,
+        entry: str,
+        parents: tuple[str, ...],
+        args: tuple,
+        kwargs: dict,
     ) -> None:
         self.mode = mode
         self.step = step
@@ -195,7 +201,9 @@ class _KernelCall:
         if writer.has_output:
             self.pieces.append(', "output": ' if self.pieces else '"output": ')
             writer.elements.listed(self.pieces, outputs, f"{self.entry}.output", self.store)
-        self.mode.collector.put(self.step, self.entry, ["{", *self.pieces, "}"], self.frames, self.parent, True)
+        self.mode.collector.put(
+            self.step, self.entry, ["{", *self.pieces, "}"], self.frames, self.parent, True
+        )
 
 
 class _Places:

@@ -1,6 +1,6 @@
 """Where a kernel runs: the modules and APIs around it, without recording them themselves.
 
-    module hooks, API mode ──> names on the thread's stack of scopes ──> parents of kernels
+module hooks, API mode ──> names on the thread's stack of scopes ──> parents of kernels
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ class ThreadModes:
 
         return start
 
-    def _carried(self, thread: threading.Thread, run: Callable[[], None], scope: list[str]) -> Callable[[], None]:
+    def _carried(
+        self, thread: threading.Thread, run: Callable[[], None], scope: list[str]
+    ) -> Callable[[], None]:
         def carried() -> None:
             thread.__dict__.pop("run", None)
             self.scopes.stack[:] = scope

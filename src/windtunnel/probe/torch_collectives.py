@@ -1,0 +1,219 @@
+"""Collectives and point-to-point calls of torch.distributed: what went in, what had arrived when the call was done.
+
+    dist.all_reduce(t)                ──> inputs ──> the call ──> "Distributed.all_reduce.0.forward"
+    dist.all_reduce(t, async_op=True) ──> inputs ──> the call ──> Work ──> Work.wait() ──> the entry
+
+Buffers that are only received into are null among the inputs; the output is the list of arguments afterwards. A call
+made by another one (all_gather of an object) counts, a call that only does another one's work does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.probe.code_swap import CodeSwaps
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_elements import Pieces
+from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.torch_works import WorkWatch
+
+__all__ = ["Collectives"]
+
+# The arguments a call only receives into, by position.
+_RECEIVED: dict[str, tuple[int, ...]] = {
+    "send": (),
+    "recv": (0,),
+    "isend": (),
+    "irecv": (0,),
+    "batch_isend_irecv": (),
+    "broadcast": (),
+    "all_reduce": (),
+    "all_reduce_coalesced": (),
+    "reduce": (),
+    "all_gather": (0,),
+    "all_gather_coalesced": (0,),
+    "all_gather_into_tensor": (0,),
+    "all_gather_single": (0,),
+    "_all_gather_base": (0,),
+    "gather": (1,),
+    "scatter": (0,),
+    "reduce_scatter": (0,),
+    "reduce_scatter_tensor": (0,),
+    "reduce_scatter_single": (0,),
+    "_reduce_scatter_base": (0,),
+    "all_to_all": (0,),
+    "all_to_all_single": (0,),
+}
+
+
+def _all(*arguments: Any) -> tuple:
+    return arguments
+
+
+def _all_but_first(_: Any, *arguments: Any) -> tuple:
+    return (None, *arguments)
+
+
+# What was sent is no output, and the program may write into it once it has waited.
+_SENT_ONLY: dict[str, Callable[..., tuple]] = {"isend": _all_but_first}
+
+
+class Collectives:
+    """Records the functions of torch.distributed while they are collected; nothing of them is replaced."""
+
+    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self._swaps = CodeSwaps()
+        self._waits = WorkWatch(self._safely)
+
+    def install(self, model: Any = None) -> None:
+        if not dist.is_available():
+            return
+        for api, received in _RECEIVED.items():
+            function = getattr(dist, api, None) or getattr(dist.distributed_c10d, api, None)
+            if function is not None and self.collector.selection.wants_api("Distributed", api):
+                names = list(inspect.signature(function).parameters)
+                self._swaps.swap(
+                    function, self._recorder(api, received, {names[index] for index in received})
+                )
+
+    def remove(self) -> None:
+        self._swaps.restore()
+        self._waits.finish_completed()
+
+    def end_step(self) -> None:
+        """What nobody waited for is written as far as it is known."""
+        self._waits.finish_all()
+
+    def _recorder(self, api: str, received: tuple[int, ...], names: set[str]) -> Callable:
+        def record(original: Callable, args: tuple, kwargs: dict) -> Any:
+            step = self.collector.step
+            if step is None or self.scopes.is_quiet:
+                return original(*args, **kwargs)
+            sent = (
+                tuple(None if index in received else value for index, value in enumerate(args)),
+                {key: None if key in names else value for key, value in kwargs.items()},
+            )
+            call = self._safely(lambda: self._open(step, api, *sent))
+            self.scopes.is_quiet = True  # what it calls to do its work is no call of the program
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self.scopes.is_quiet = False
+            if call is not None:
+                call.arguments = _SENT_ONLY.get(api, _all)(*args, *kwargs.values())
+                works = [
+                    work for work in (result if isinstance(result, list) else [result]) if work is not None
+                ]
+                if works and all(hasattr(work, "wait") for work in works):
+                    self._safely(lambda: self._waits.add(works, call))
+                else:
+                    self._safely(lambda: call.write(True))
+            return result
+
+        return record
+
+    def _open(self, step: StepOutput, api: str, args: tuple, kwargs: dict) -> _Collective | None:
+        key = f"Distributed.{api}"
+        name = f"{key}.{step.number(key)}.forward"
+        parents = tuple(self.scopes.names())
+        if not self.writer.has_forward or not self.collector.selection.wants(name, parents):
+            return None
+        call = _Collective(self.collector, self.writer, step, name, parents)
+        call.take_inputs(args, kwargs)
+        return call
+
+    def _safely(self, work: Callable[[], Any]) -> Any:
+        try:
+            with torch._C.DisableTorchFunction():
+                return work()
+        except Exception as error:
+            self.collector.guard("a call of torch.distributed", error)
+            return None
+
+
+class _Collective:
+    """One call, from its inputs to its entry."""
+
+    def __init__(
+        self, collector: Collector, writer: CallWriter, step: StepOutput, name: str, parents: tuple[str, ...]
+    ) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.step = step
+        self.name = name
+        self.parent = parents[-1] if parents else None
+        self.store = step.store if collector.selection.wants_tensor(name) else None
+        self.frames = collector.stacks.here() if writer.has_stacks else None
+        self.arguments: tuple = ()
+        self.inputs: Pieces = []
+
+    def take_inputs(self, args: tuple, kwargs: dict) -> None:
+        if not self.writer.has_input or self.writer.has_structure_only:
+            return
+        out = self.inputs
+        out.append('"input_args": ')
+        self._listed(out, args, f"{self.name}.input")
+        out.append(', "input_kwargs": {')
+        for index, (key, value) in enumerate(kwargs.items()):
+            out.append(f"{', ' if index else ''}{json.dumps(key)}: ")
+            self._element(out, value, f"{self.name}.kwargs.{key}")
+        out.append("}")
+
+    def write(self, has_arrived: bool) -> None:
+        """Write the entry; without an output if what was sent has not arrived yet."""
+        pieces: Pieces = ["{", *self.inputs]
+        if has_arrived and self.writer.has_output and not self.writer.has_structure_only:
+            pieces.append(', "output": ' if self.inputs else '"output": ')
+            # The library writes into tensors without raising their version: what was measured is out of date.
+            self.writer.elements.meter.forget()
+            self._listed(pieces, self.arguments, f"{self.name}.output")
+        pieces.append("}")
+        self.arguments = ()
+        self.collector.put(self.step, self.name, pieces, self.frames, self.parent, self.writer.has_parents)
+
+    def _listed(self, out: Pieces, values: Any, stem: str) -> None:
+        out.append("[")
+        for index, value in enumerate(values):
+            if index:
+                out.append(", ")
+            self._element(out, value, f"{stem}.{index}")
+        out.append("]")
+
+    def _element(self, out: Pieces, value: Any, stem: str) -> None:
+        if isinstance(value, dist.P2POp):
+            self._operation(out, value, stem)
+        elif isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            out.append(json.dumps({"type": "torch.distributed.ReduceOp", "value": str(value)}))
+        elif isinstance(value, list) and value and isinstance(value[0], dist.P2POp):
+            self._listed(out, value, stem)
+        else:
+            self.writer.elements.encode(out, value, stem, self.store)
+
+    def _operation(self, out: Pieces, value: Any, stem: str) -> None:
+        """One of a batch of sends and receives."""
+        is_unknown = value.op.__name__ == "irecv" and out is self.inputs
+        text = {
+            "op": value.op.__name__,
+            "peer": value.peer,
+            "tag": value.tag,
+            "group_id": _group_id(value.group),
+        }
+        out.append('{"class_type": "torch.distributed.P2POp", "tensor": ')
+        self.writer.elements.encode(out, None if is_unknown else value.tensor, stem, self.store)
+        out.append(f", {json.dumps(text)[1:]}")
+
+
+def _group_id(group: Any) -> str:
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    return f"{zlib.crc32(str(ranks).encode()):08x}"

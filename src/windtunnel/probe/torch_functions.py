@@ -1,0 +1,91 @@
+"""The user's own autograd functions as units: one entry for the forward, one for the backward they define.
+
+    MyFunction.apply(x) ──> inputs ──> its forward, APIs inside not recorded ──> "Function.MyFunction.0.forward"
+    loss.backward()     ──> its backward, APIs inside not recorded          ──> "Function.MyFunction.0.backward"
+
+`apply` is often bound to a name when a file is imported, so its code is exchanged and not the attribute. Functions
+that only carry other code (checkpoints, those of torch itself) stay open: what runs inside is recorded as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from windtunnel.probe.code_swap import CodeSwaps
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.torch_calls import CallWriter, OpenCall
+from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.torch_thread_stack import hidden
+
+__all__ = ["FunctionUnits"]
+
+_PREFIX = "Function"
+
+
+class FunctionUnits:
+    """Records subclasses of torch.autograd.Function; `mode` records APIs and is hidden inside of them."""
+
+    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, mode: Any) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self.mode = mode
+        self._swaps = CodeSwaps()
+
+    def install(self, model: Any = None) -> None:
+        self._swaps.swap(torch.autograd.Function.apply.__func__, self._apply)
+        for name in ("apply", "apply_boxed"):
+            if name in vars(BackwardCFunction):
+                self._swaps.swap(vars(BackwardCFunction)[name], self._run_backward)
+
+    def remove(self) -> None:
+        self._swaps.restore()
+
+    def end_step(self) -> None:
+        """Nothing is left after stop."""
+
+    def _apply(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        kind = args[0]
+        if self.collector.step is None or self.scopes.is_quiet or _is_open(kind):
+            return original(*args, **kwargs)
+        call = None
+        try:
+            call = self._open(kind, args[1:], kwargs)
+        except Exception as error:
+            self.collector.guard(f"the inputs of {kind.__name__}", error)
+        with hidden(self.mode):
+            result = original(*args, **kwargs)
+        if call is not None:
+            try:
+                with torch._C.DisableTorchFunction():
+                    self.writer.close(call, result)
+            except Exception as error:
+                self.collector.guard(f"the outputs of {kind.__name__}", error)
+        return result
+
+    def _open(self, kind: type, args: tuple, kwargs: dict) -> OpenCall | None:
+        step = self.collector.step
+        if step is None or not self.collector.selection.wants_api(_PREFIX, kind.__name__):
+            return None
+        key = f"{_PREFIX}.{kind.__name__}"
+        name = f"{key}.{step.number(key)}"
+        with torch._C.DisableTorchFunction():
+            return self.writer.open(
+                step, f"{name}.forward", f"{name}.backward", self.scopes.names(), args, kwargs
+            )
+
+    def _run_backward(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if _is_open(getattr(args[0], "_forward_cls", None)):
+            return original(*args, **kwargs)
+        with hidden(self.mode):
+            return original(*args, **kwargs)
+
+
+def _is_open(kind: type | None) -> bool:
+    if kind is None:
+        return True
+    return kind.__module__.partition(".")[0] == "torch" or "checkpoint" in kind.__name__.lower()
