@@ -14,7 +14,7 @@ import numpy as np
 
 from windtunnel.probe.sketch import FOLDS, ROW, finish_sketch, row_weights
 
-__all__ = ["BLOCK", "CarefulTotals", "QuickTotals", "widen_bfloat16"]
+__all__ = ["BLOCK", "CarefulTotals", "QuickTotals", "needs_care", "widen_bfloat16"]
 
 _ROWS = 64
 BLOCK = _ROWS * ROW  # elements in a block: 256 KiB of float32, which leaves room in a second-level cache
@@ -115,6 +115,15 @@ def widen_bfloat16(block: np.ndarray) -> np.ndarray:
     return wide
 
 
+def needs_care(total: float, squares: float, n: int, high: float, low: float, is_single: bool) -> bool:
+    """Whether quick sums lost something: overflow, NaN, infinity, or squares too small to be told from zero."""
+    small, large = _SINGLE if is_single else _DOUBLE
+    if squares < n * small:
+        return high != 0 or low != 0
+    # NaN is never between two numbers, so these are false for it.
+    return not (-large < low <= high < large and squares < math.inf and -math.inf < total < math.inf)
+
+
 def _weights(first: int, n_rows: int, dtype: np.dtype) -> np.ndarray:
     """The folds' weights of rows, and below them ones in steps: a row for every 32, whose sums stay exact enough."""
     key = first, n_rows, dtype
@@ -144,6 +153,9 @@ def _einsum_vecdot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.einsum("ij,ij->i", a, b)
 
 
+# A mean square below the first may have lost squares that the type cannot hold; sums of values above the second, weighted
+# for the sketch, may overflow it.
+_SINGLE, _DOUBLE = (1e-31, 1e36), (1e-292, 1e300)
 _vecdot = getattr(np, "vecdot", _einsum_vecdot)  # numpy 2
 _HIGH_HALF = 1 if np.little_endian else 0
 _MOST_WEIGHTS = 4096  # 1 KiB each

@@ -8,6 +8,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <charconv>
+#include <cstdio>
+
 #include "fused_gather.h"
 
 static const Type *find_type(PyObject *name) {
@@ -18,6 +21,16 @@ static const Type *find_type(PyObject *name) {
             if (type.code == text[0]) return &type;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "type must be one of ? b B h H i I q Q e E f d");
     return nullptr;
+}
+
+// A tensor's first to last element must lie in the memory there is: a storage can be made smaller under its tensors.
+static bool is_inside(const Geometry &g, int size, long long n_bytes) {
+    int64_t last = 0;
+    for (int d = 0; d < g.dims; d++) {
+        if (g.strides[d] < 0) return false;
+        last += (g.shape[d] - 1) * g.strides[d];
+    }
+    return last + size <= n_bytes;
 }
 
 static bool read_geometry(PyObject *shape, PyObject *strides, int size, Geometry &g) {
@@ -48,6 +61,21 @@ static PyObject *range_end(char code, double value, int64_t exact) {
     }
 }
 
+static PyObject *sketch_of(const Totals &totals, int64_t used) {
+    double numbers[NUMBERS];
+    finish_sketch(totals, used, numbers);
+    PyObject *sketch = PyTuple_New(NUMBERS);
+    for (int k = 0; sketch && k < NUMBERS; k++) PyTuple_SET_ITEM(sketch, k, PyFloat_FromDouble(numbers[k]));
+    return sketch;
+}
+
+// As needs_care in array_totals.py.
+static bool needs_care(const Totals &t, int64_t n, bool is_single) {
+    const double large = is_single ? 1e36 : 1e300;
+    if (t.squares < double(n) * (is_single ? 1e-31 : 1e-292)) return t.high != 0 || t.low != 0;
+    return !(-large < t.low && t.low <= t.high && t.high < large && t.squares < INFINITY && std::isfinite(t.total));
+}
+
 static bool add_checksum(PyObject *function, PyObject **checksum, const char *block, int64_t n_bytes) {
     PyObject *view = PyMemoryView_FromMemory(const_cast<char *>(block), n_bytes, PyBUF_READ);
     PyObject *next = view ? PyObject_CallFunctionObjArgs(function, view, *checksum, nullptr) : nullptr;
@@ -58,31 +86,32 @@ static bool add_checksum(PyObject *function, PyObject **checksum, const char *bl
 }
 
 static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 5) {
-        PyErr_SetString(PyExc_TypeError, "measure(address, type, shape, strides, checksum function or None)");
+    if (n_args != 6) {
+        PyErr_SetString(PyExc_TypeError, "measure(address, bytes there, type, shape, strides, checksum function or None)");
         return nullptr;
     }
+    const long long n_bytes = PyLong_AsLongLong(args[1]);
+    PyObject *const function = args[5];
     const char *base = static_cast<const char *>(PyLong_AsVoidPtr(args[0]));
     if (PyErr_Occurred()) return nullptr;
-    const Type *type = find_type(args[1]);
+    const Type *type = find_type(args[2]);
     Geometry g;
-    if (!type || !read_geometry(args[2], args[3], type->size, g)) return nullptr;
+    if (!type || !read_geometry(args[3], args[4], type->size, g)) return nullptr;
     const int size = type->size;
-    if (g.count == 0 || base == nullptr) {
-        PyErr_SetString(PyExc_ValueError, "there is nothing to measure");
+    if (g.count == 0 || base == nullptr || (n_bytes >= 0 && !is_inside(g, size, n_bytes))) {
+        PyErr_SetString(PyExc_ValueError, "there is nothing to measure, or not all of it is in memory");
         return nullptr;
     }
 
     Totals totals;
     const int64_t used = g.count < ROW ? g.count : ROW;
-    for (int fold = 0; fold < FOLDS; fold++) std::memset(totals.folds[fold], 0, used * sizeof(double));
     totals.high = -INFINITY, totals.low = INFINITY, totals.total = totals.squares = 0;
     totals.zeros = totals.row = totals.int_high = totals.int_low = 0;
 
     PyObject *checksum = nullptr;
     char *copy = nullptr;
     int64_t n_block = BLOCK;
-    if (args[4] != Py_None) checksum = PyLong_FromLong(0);
+    if (function != Py_None) checksum = PyLong_FromLong(0);
     if (!contiguous(g, size)) {
         n_block = block_of(g, size);
         copy = static_cast<char *>(PyMem_RawMalloc(size_t(n_block) * size));
@@ -97,18 +126,26 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
         for (int64_t i = 0; i < count; i += BLOCK)
             type->add(block + i * size, count - i < BLOCK ? count - i : BLOCK, totals);
         if (state) PyEval_RestoreThread(state);
-        if (checksum) good = add_checksum(args[4], &checksum, block, count * size);
+        if (checksum) good = add_checksum(function, &checksum, block, count * size);
     }
     PyMem_RawFree(copy);
     if (!good) return Py_XDECREF(checksum), nullptr;
 
-    double numbers[NUMBERS];
-    finish_sketch(totals, used, numbers);
-    PyObject *sketch = PyTuple_New(NUMBERS);
-    for (int k = 0; sketch && k < NUMBERS; k++) PyTuple_SET_ITEM(sketch, k, PyFloat_FromDouble(numbers[k]));
-    return Py_BuildValue("(NNddLNN)", range_end(type->code, totals.high, totals.int_high),
-                         range_end(type->code, totals.low, totals.int_low), totals.total, totals.squares,
-                         (long long)totals.zeros, sketch, checksum ? checksum : Py_NewRef(Py_None));
+    if (needs_care(totals, g.count, type->is_single)) {
+        Py_XDECREF(checksum);
+        Py_RETURN_NONE;
+    }
+    PyObject *hash = nullptr;
+    if (checksum) {
+        hash = PyUnicode_FromFormat("%08lx", PyLong_AsUnsignedLong(checksum));
+        Py_DECREF(checksum);
+    }
+    const bool is_bool = type->code == '?';
+    return Py_BuildValue("(NNNNiiLNN)", range_end(type->code, totals.high, totals.int_high),
+                         range_end(type->code, totals.low, totals.int_low),
+                         is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(totals.total / double(g.count)),
+                         is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(std::sqrt(totals.squares)), 0, 0,
+                         (long long)totals.zeros, sketch_of(totals, used), checksum ? hash : Py_NewRef(Py_None));
 }
 
 static PyObject *see(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
@@ -128,11 +165,32 @@ static PyObject *see(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
     return PyBytes_FromStringAndSize(seen, glimpse(base, g, int(size), seen));
 }
 
+static PyObject *text(PyObject *, PyObject *numbers) {
+    if (!PyTuple_Check(numbers) || PyTuple_GET_SIZE(numbers) > 64) {
+        PyErr_SetString(PyExc_TypeError, "text wants a tuple of at most 64 numbers");
+        return nullptr;
+    }
+    char out[64 * 32], *end = out;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++) {
+        const double value = PyFloat_AsDouble(PyTuple_GET_ITEM(numbers, i));
+        if (PyErr_Occurred()) return nullptr;
+        if (i) *end++ = ',', *end++ = ' ';
+#ifdef __cpp_lib_to_chars
+        end = std::to_chars(end, end + 24, value, std::chars_format::scientific, 7).ptr;
+#else
+        end += std::snprintf(end, 24, "%.7e", value);
+#endif
+    }
+    return PyUnicode_FromStringAndSize(out, end - out);
+}
+
 static PyMethodDef METHODS[] = {
+    {"text", text, METH_O, "text(tuple of finite floats) -> the numbers, with eight digits, between commas"},
     {"glimpse", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(see)), METH_FASTCALL,
      "glimpse(address, size of an element, shape, strides) -> all bytes of a small tensor, some of a large one"},
     {"measure", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(measure)), METH_FASTCALL,
-     "measure(address, type, shape, strides, checksum) -> (max, min, sum, squares, zeros, sketch, checksum)"},
+     "measure(address, bytes there or -1, type, shape, strides, checksum function) -> the fields of Statistics, or None if "
+     "sums in the type at hand lose something"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -27,12 +27,12 @@ struct Totals {
     int64_t zeros;
     int64_t int_high, int_low;  // of 64-bit integers, where float64 is not exact; for uint64 the same bits
     int64_t row;                // the next row
-    double folds[FOLDS][ROW];
+    double folds[FOLDS][ROW];   // valid as far as the first row reaches, once it was added
 };
 
 // ---- weights -------------------------------------------------------------------------------------------------
 
-INLINE double weight(uint64_t place, uint64_t seed) {
+INLINE float weight(uint64_t place, uint64_t seed) {
     uint64_t z = (place + 1) * 0x9E3779B97F4A7C15u + seed;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -40,10 +40,10 @@ INLINE double weight(uint64_t place, uint64_t seed) {
     const double smallest = 0.5, largest = (std::sqrt(45.0) - 1.0) / 4.0;
     double scaled = (largest - smallest) * (double(z >> 12) * 0x1p-52);
     double size = smallest + scaled;
-    return z & 1 ? -size : size;
+    return float(z & 1 ? -size : size);
 }
 
-INLINE double row_weight(int64_t row, int fold) { return weight(uint64_t(row) * FOLDS + fold, 0x77696E6474756E6Eu); }
+INLINE float row_weight(int64_t row, int fold) { return weight(uint64_t(row) * FOLDS + fold, 0x77696E6474756E6Eu); }
 
 static void fill_columns() {
     for (int64_t i = 0; i < NUMBERS * ROW; i++) COLUMNS[i / ROW][i % ROW] = weight(i, 0x656C736B65746368u);
@@ -95,6 +95,7 @@ template <class S> INLINE Doubles load(const S *from) {
 INLINE Doubles load(const double *from) { return read<Doubles>(from); }
 INLINE Floats load(const float *from) { return read<Floats>(from); }
 
+typedef float Floats8 __attribute__((vector_size(32)));
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint16_t Shorts16 __attribute__((vector_size(32)));
 typedef uint32_t Words16 __attribute__((vector_size(64)));
@@ -117,7 +118,6 @@ INLINE Floats load(const Half *from) {
 INLINE void add_exactly(const Doubles &lanes, Doubles &sum) { sum += lanes; }
 
 INLINE void add_exactly(const Floats &lanes, Doubles &sum) {
-    typedef float Floats8 __attribute__((vector_size(32)));
     Floats8 halves[2];
     std::memcpy(halves, &lanes, sizeof halves);
     sum += __builtin_convertvector(halves[0], Doubles) + __builtin_convertvector(halves[1], Doubles);
@@ -192,6 +192,7 @@ INLINE void add_rest(const S *x, int64_t row, int64_t n, T *fold0, T *fold1, Tot
 template <class S> INLINE void add_values(const S *x, int64_t n, Totals &totals) {
     typedef typename Sum<S>::type T;
     constexpr int64_t LANES = 64 / sizeof(T);
+    const bool is_first = totals.row == 0;
     Lanes<T> lanes = {};
     lanes.high -= std::numeric_limits<T>::infinity();
     lanes.low += std::numeric_limits<T>::infinity();
@@ -217,7 +218,10 @@ template <class S> INLINE void add_values(const S *x, int64_t n, Totals &totals)
         totals.zeros += lanes.zeros[i];
     }
     for (int i = 0; i < 8; i++) totals.total += lanes.total[i], totals.squares += lanes.squares[i];
-    for (int64_t c = 0; c < used; c++) totals.folds[0][c] += fold0[c], totals.folds[1][c] += fold1[c];
+    if (is_first)
+        for (int64_t c = 0; c < used; c++) totals.folds[0][c] = fold0[c], totals.folds[1][c] = fold1[c];
+    else
+        for (int64_t c = 0; c < used; c++) totals.folds[0][c] += fold0[c], totals.folds[1][c] += fold1[c];
 }
 
 template <class S> INLINE void add_range(const S *x, int64_t n, Totals &totals) {
@@ -249,25 +253,34 @@ ADD(add_double, double, )
 struct Type {
     char code;
     int size;
+    bool is_single;  // summed in float
     void (*add)(const void *, int64_t, Totals &);
 };
 // As Python's struct module names them; E is bfloat16.
 static const Type TYPES[] = {
-    {'f', 4, add_float}, {'E', 2, add_bfloat}, {'e', 2, add_half}, {'d', 8, add_double}, {'q', 8, add_i64},
-    {'i', 4, add_i32},   {'?', 1, add_bool},   {'b', 1, add_i8},   {'B', 1, add_u8},     {'h', 2, add_i16},
-    {'H', 2, add_u16},   {'I', 4, add_u32},    {'Q', 8, add_u64},
+    {'f', 4, true, add_float}, {'E', 2, true, add_bfloat}, {'e', 2, true, add_half},
+    {'d', 8, false, add_double}, {'q', 8, false, add_i64}, {'i', 4, false, add_i32},
+    {'?', 1, true, add_bool}, {'b', 1, false, add_i8}, {'B', 1, false, add_u8},
+    {'h', 2, false, add_i16}, {'H', 2, false, add_u16}, {'I', 4, false, add_u32},
+    {'Q', 8, false, add_u64},
 };
 
 FASTEST static void finish_sketch(const Totals &totals, int64_t used, double *numbers) {
-    for (int k = 0; k < NUMBERS; k++) {
-        const double *fold = totals.folds[k / (NUMBERS / FOLDS)];
-        double lanes[8] = {};
-        int64_t c = 0;
-        for (; c + 8 <= used; c += 8)
-            for (int i = 0; i < 8; i++) lanes[i] += COLUMNS[k][c + i] * fold[c + i];
-        double sum = 0;
-        for (; c < used; c++) sum += COLUMNS[k][c] * fold[c];
-        for (int i = 0; i < 8; i++) sum += lanes[i];
-        numbers[k] = sum;
+    constexpr int EACH = NUMBERS / FOLDS;  // numbers that share a fold
+    const int64_t whole = used / 8 * 8;
+    for (int fold = 0; fold < FOLDS; fold++) {
+        const double *values = totals.folds[fold];
+        const double (*columns)[ROW] = COLUMNS + fold * EACH;
+        Doubles sums[EACH] = {};
+        for (int64_t c = 0; c < whole; c += 8) {
+            const Doubles a = read<Doubles>(values + c);
+            for (int k = 0; k < EACH; k++) sums[k] += read<Doubles>(columns[k] + c) * a;
+        }
+        for (int k = 0; k < EACH; k++) {
+            double sum = 0;
+            for (int i = 0; i < 8; i++) sum += sums[k][i];
+            for (int64_t c = whole; c < used; c++) sum += columns[k][c] * values[c];
+            numbers[fold * EACH + k] = sum;
+        }
     }
 }

@@ -76,7 +76,8 @@ def _weights(places: np.ndarray, seed: int) -> np.ndarray:
     z = z ^ (z >> np.uint64(31))
     size = (z >> np.uint64(12)).astype(np.float64) * 2.0**-52  # [0, 1); the lowest bit gives the sign
     size = _SMALLEST + (_LARGEST - _SMALLEST) * size
-    return np.where(z & np.uint64(1), -size, size)
+    # Rounded, so that tensors of every type have the same weights.
+    return np.where(z & np.uint64(1), -size, size).astype(np.float32).astype(np.float64)
 
 
 _COLUMNS = column_weights()

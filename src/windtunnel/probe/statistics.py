@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.probe.array_blocks import c_order_blocks
-from windtunnel.probe.array_totals import BLOCK, CarefulTotals, QuickTotals
+from windtunnel.probe.array_totals import BLOCK, CarefulTotals, QuickTotals, needs_care
 from windtunnel.probe.checksum import crc32, crc_text, xor_text, xor_words
 
 try:
@@ -48,25 +48,17 @@ class Statistics:
 
 
 def memory_statistics(
-    address: int, code: str, shape: tuple[int, ...], strides: tuple[int, ...], crc: bool
+    address: int, n_bytes: int, code: str, shape: tuple[int, ...], strides: tuple[int, ...], crc: bool
 ) -> Statistics | None:
-    """Measure numbers in memory, which must be there; strides count elements. None: `array_statistics` has to do it.
+    """Measure numbers in memory; strides count elements. None: `array_statistics` has to do it.
 
-    `code` is the type as Python's struct module writes it, and "E" for bfloat16.
+    The caller vouches for n_bytes at the address, or for the whole tensor with -1; a tensor that reaches further raises
+    ValueError. `code` is the type as Python's struct module writes it, and "E" for bfloat16.
     """
     if fused is None:
         return None
-    high, low, total, squares, n_zero, sketch, checksum = fused.measure(
-        address, code, shape, strides, crc32 if crc else None
-    )
-    n = math.prod(shape)
-    is_single = code in "feE?"
-    if needs_care(total, squares, n, high, low, is_single):
-        return None
-    if code == "?":
-        return Statistics(high, low, None, None, 0, 0, n_zero, sketch, crc_text(checksum) if crc else None)
-    text = crc_text(checksum) if crc else None
-    return Statistics(high, low, total / n, math.sqrt(squares), 0, 0, n_zero, sketch, text)
+    found = fused.measure(address, n_bytes, code, shape, strides, crc32 if crc else None)
+    return None if found is None else Statistics(*found)
 
 
 def array_statistics(array: np.ndarray, *, crc: bool = False, bfloat16: bool = False) -> Statistics:
@@ -83,7 +75,7 @@ def array_statistics(array: np.ndarray, *, crc: bool = False, bfloat16: bool = F
     if fused is not None and code is not None and not any(step % dtype.itemsize for step in steps):
         address = array.__array_interface__["data"][0]
         strides = tuple(step // dtype.itemsize for step in steps)
-        found = memory_statistics(address, code, array.shape, strides, crc)
+        found = memory_statistics(address, -1, code, array.shape, strides, crc)
         if found is not None:
             return found
     with np.errstate(all="ignore"):
@@ -96,15 +88,6 @@ def array_xor(array: np.ndarray) -> Statistics:
     for block in c_order_blocks(array, BLOCK):
         word = xor_words(block, word)
     return Statistics(crc=xor_text(word))
-
-
-def needs_care(total: float, squares: float, n: int, high: float, low: float, is_single: bool) -> bool:
-    """Whether quick sums lost something: overflow, NaN, infinity, or squares too small to be told from zero."""
-    small, large = _SINGLE if is_single else _DOUBLE
-    if squares < n * small:
-        return high != 0 or low != 0
-    # NaN is never between two numbers, so these are false for it.
-    return not (-large < low <= high < large and squares < math.inf and -math.inf < total < math.inf)
 
 
 def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, str]:
@@ -126,7 +109,7 @@ def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, st
     if found.zero_count:
         tail.append(f'"zero_count": {found.zero_count}')
     if found.sketch is not None:
-        tail.append(_SKETCH.format(*found.sketch))
+        tail.append(f'"sketch": [{_sketch_text(found.sketch)}]')
     return head, ", ".join(tail)
 
 
@@ -170,10 +153,11 @@ def _strict_number(value: float | int | bool | None) -> str:
     return _number(value)
 
 
-# A mean square below the first may have lost squares that the type cannot hold; sums of values above the second, weighted
-# for the sketch, may overflow it.
-_SINGLE, _DOUBLE = (1e-31, 1e36), (1e-292, 1e300)
-_SKETCH = '"sketch": [{:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}, {:.8g}]'
+def _python_text(sketch: tuple[float, ...]) -> str:
+    return ", ".join([f"{number:.7e}" for number in sketch])
+
+
+_sketch_text = _python_text if fused is None else fused.text
 _CODES = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
     "f2": "e", "f4": "f", "f8": "d",

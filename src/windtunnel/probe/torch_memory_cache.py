@@ -4,9 +4,9 @@
 
 A wrong answer would be worse than a slow one. An entry is used only if all of this holds:
 
-- The storage is the same object. A weak reference is held, so while the entry lives no other storage can take its
-  place, even if the memory is freed and used again. Address, size, shape, strides and type are the same too, so
-  `resize_`, `set_`, assignment to `.data` and reallocation by FSDP are seen.
+- The storage is the same object, which torch keeps for as long as any tensor uses it. Only a weak reference is held:
+  once the storage is gone, another one at the same address is another object. Address, size, shape, strides and type
+  are the same too, so `resize_`, `set_`, assignment to `.data` and reallocation by FSDP are seen.
 - The version counter is the same: every in-place operation and every `out=` raises it. Tensors made in inference mode
   have none and are never remembered.
 - The bytes are the same: all of them up to 1 KiB, else 32 elements from the first to the last, compared bit by bit.
@@ -20,6 +20,7 @@ to the argument of the next: call `clear` at the end of a step, and wherever mem
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -37,39 +38,28 @@ class MemoryCache:
     """Maps unchanged tensors in host memory to what was measured of them."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple, _Entry] = {}
+        self._entries: dict[tuple, tuple] = {}
 
-    def place(self, tensor: torch.Tensor, address: int, shape: Any, strides: Any) -> tuple | None:
-        """What identifies the tensor's memory and version, or None if it cannot be remembered."""
-        if glimpse is None or tensor.is_inference():
-            return None
-        storage = tensor.untyped_storage()
-        return storage._cdata, address, storage.nbytes(), tensor._version, tensor.dtype, shape, strides
+    def find(self, place: tuple, storage: torch.UntypedStorage, item_size: int) -> Any:
+        """What was remembered of a place, if it is the same storage and its bytes are the same.
 
-    def find(self, place: tuple) -> Any:
-        """What was remembered of this place, if its bytes are still the same."""
+        A place is tensor.data_ptr(), shape and stride(), storage.nbytes(), the type and tensor._version.
+        """
         entry = self._entries.get(place)
-        if entry is None or glimpse(place[1], entry.item_size, place[5], place[6]) != entry.seen:
+        if entry is None or entry[0]() is not storage:
             return None
-        return entry.value
+        address, shape, strides = place[:3]
+        return entry[2] if glimpse(address, item_size, shape, strides) == entry[1] else None
 
-    def remember(self, place: tuple, tensor: torch.Tensor, value: Any) -> None:
+    def remember(self, place: tuple, storage: torch.UntypedStorage, item_size: int, value: Any) -> None:
+        """Remember what was measured of the values that are there now."""
+        if glimpse is None:
+            return
         entries = self._entries
         if len(entries) >= _MOST:
             entries.clear()
-        item_size = tensor.element_size()
-        seen = glimpse(place[1], item_size, place[5], place[6])
-        entries[place] = _Entry(tensor.untyped_storage()._weak_ref(), item_size, seen, value)
+        address, shape, strides = place[:3]
+        entries[place] = ref(storage), glimpse(address, item_size, shape, strides), value
 
     def clear(self) -> None:
         self._entries.clear()
-
-
-class _Entry:
-    __slots__ = ("_weak", "item_size", "seen", "value")
-
-    def __init__(self, weak: int, item_size: int, seen: bytes, value: Any) -> None:
-        self._weak, self.item_size, self.seen, self.value = weak, item_size, seen, value
-
-    def __del__(self, free=torch.UntypedStorage._free_weak_ref) -> None:
-        free(self._weak)

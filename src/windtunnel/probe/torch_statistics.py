@@ -50,11 +50,11 @@ class TorchMeter:
     def measure(self, tensor: torch.Tensor) -> Measured:
         """Measure a tensor as it is now; never raises: a tensor that cannot be measured has statistics of None."""
         try:
-            with torch._C.DisableTorchFunction():
+            with _NO_FUNCTIONS():
                 if type(tensor) in PLAIN_TYPES:
-                    code = _CODES.get(tensor.dtype)
-                    if code is not None and tensor.is_cpu and not self._is_xor and not tensor.is_neg():
-                        return self._measure_memory(tensor, code)
+                    kind = _KINDS.get(tensor.dtype)
+                    if kind is not None and tensor.is_cpu and not self._is_xor and not tensor.is_neg():
+                        return self._measure_memory(tensor, *kind)
                 return self._measure_any(tensor)
         except Exception:
             # A wrapped tensor has no address, a nested one no shape: torch says so by many kinds of errors.
@@ -68,28 +68,33 @@ class TorchMeter:
         """Measure every tensor anew from here on: call it where memory may have been written behind torch's back."""
         self._cache.clear()
 
-    def _measure_memory(self, tensor: torch.Tensor, code: str) -> Measured:
+    def _measure_memory(self, tensor: torch.Tensor, code: str, item_size: int) -> Measured:
+        """The quick way: no operation of torch is called."""
         address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
         if address == 0:
             return self._nothing(tensor)
-        place = self._cache.place(tensor, address, shape, strides)
+        storage = tensor.untyped_storage()
+        n_bytes = storage.nbytes()
+        try:
+            place = address, shape, strides, n_bytes, code, tensor._version
+        except RuntimeError:  # made in inference mode: it has no version
+            place = None
         if place is not None:
-            known = self._cache.find(place)
+            known = self._cache.find(place, storage, item_size)
             if known is not None:
                 return known
-        if not _is_inside(tensor, address, shape, strides):
-            return Measured(Statistics(), None)
-        stats = memory_statistics(address, code, shape, strides, self._wants_crc)
+        room = n_bytes - tensor.storage_offset() * item_size
+        stats = memory_statistics(address, room, code, shape, strides, self._wants_crc)
         if stats is None:
             stats = self._array_statistics(tensor)
         measured = Measured(stats, next(_SERIALS))
         if place is not None:
-            self._cache.remember(place, tensor, measured)
+            self._cache.remember(place, storage, item_size, measured)
         return measured
 
     def _measure_odd(self, tensor: torch.Tensor) -> Measured:
         try:
-            with torch._C.DisableTorchFunction():
+            with _NO_FUNCTIONS():
                 return self._measure_any(tensor)
         except Exception:
             return Measured(Statistics(), None)
@@ -109,7 +114,7 @@ class TorchMeter:
                 measured = Measured(None, next(_SERIALS))
                 self._queue.add(plain, measured)
                 return measured
-            if not _is_inside(plain, plain.data_ptr(), plain.shape, plain.stride()):
+            if not _is_inside(plain):
                 return Measured(Statistics(), None)
             if self._is_xor:
                 return Measured(array_xor(_bytes(plain)), next(_SERIALS))
@@ -134,15 +139,11 @@ class TorchMeter:
         return Measured(Statistics(crc="00000000" if self._wants_crc else f"0x{0:016x}"), None)
 
 
-def _is_inside(tensor: torch.Tensor, address: int, shape: Any, strides: Any) -> bool:
+def _is_inside(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements lie in its storage: a storage can be made smaller under its tensors."""
-    span = 1
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 0:
-            return True
-        span += (size - 1) * stride
-    storage = tensor.untyped_storage()
-    return address - storage.data_ptr() + span * tensor.element_size() <= storage.nbytes()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return end <= tensor.untyped_storage().nbytes()
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
@@ -156,6 +157,7 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
 
 
 _SERIALS = itertools.count(1)
+_NO_FUNCTIONS = torch._C.DisableTorchFunction  # neither subclasses nor modes see what is called within
 _CODES = {
     torch.float32: "f",
     torch.bfloat16: "E",
@@ -171,6 +173,7 @@ _CODES = {
     torch.uint64: "Q",
     torch.bool: "?",
 }
+_KINDS = {dtype: (code, dtype.itemsize) for dtype, code in _CODES.items()}
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BY_FLOAT = frozenset(
     getattr(torch, name)
