@@ -21,9 +21,10 @@ from windtunnel.frameworks import load
 
 # By name, so that a Python without torch is told so in a sentence.
 Debugger = load("probe", "debugger", "torch").Debugger
+ProbeCallback = load("probe", "callbacks", "torch").ProbeCallback
 seed_all = load("probe", "seed", "torch").seed_all
 
-__all__ = ["PrecisionDebugger", "seed_all"]
+__all__ = ["PrecisionDebugger", "ProbeCallback", "seed_all"]
 
 
 class _Shared:
@@ -79,3 +80,5 @@ class PrecisionDebugger(Debugger):
     save = _Shared("save")
     set_init_step = _Shared("set_init_step")
     watch = _Shared("watch")
+    register_custom_api = _Shared("register_custom_api")
+    restore_custom_api = _Shared("restore_custom_api")

@@ -24,11 +24,13 @@ from windtunnel.probe.config import ProbeConfig, load_config
 from windtunnel.probe.config_file import ConfigWatch
 from windtunnel.probe.notice import tell
 from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_custom_apis import CustomApis
 from windtunnel.probe.torch_elements import Elements
 from windtunnel.probe.torch_parts import parts_for
 from windtunnel.probe.torch_points import PointWriter
 from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_statistics import TorchMeter
+from windtunnel.probe.torch_tokens import TokenRange, check_scheduled_tokens, check_token_range, slices_for
 
 __all__ = ["Debugger"]
 
@@ -56,6 +58,8 @@ class Debugger:
         self._was_told: set[str] = set()
         has_switch = self.config.dump_enable is not None and self.config.config_path is not None
         self._watch = ConfigWatch(self.config.config_path) if has_switch else None
+        self.custom_apis = CustomApis()
+        self._tokens: TokenRange | None = None
         self._build()
         atexit.register(self.close)
 
@@ -67,7 +71,7 @@ class Debugger:
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)
-        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes)
+        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
 
     def start(
         self,
@@ -78,22 +82,28 @@ class Debugger:
     ) -> None:
         """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
         self._check(model, token_range, rank_id)
+        check_scheduled_tokens(scheduled_tokens)
         self._reload()
-        if self._is_on or not self._is_wanted(rank_id):
+        if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
             return
         if self.collector.step is None:
             self.collector.step = self._open_step(rank_id)
         self._is_on = True
-        for part in self.parts:
-            self._safely(lambda part=part: part.install(model))
+        if token_range is None:
+            self._install(model)
+        else:
+            root = model[0] if isinstance(model, (list, tuple)) else model
+            self._tokens = TokenRange(root, token_range, lambda: self._install(model), self._remove)
 
     def stop(self) -> None:
         """End collecting; what was collected is in valid files afterwards."""
         if not self._is_on:
             return
         self._is_on = False
-        for part in reversed(self.parts):
-            self._safely(part.remove)
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            tokens.close()
+        self._remove()
         self._safely(self.collector.flush)
 
     def step(self) -> None:
@@ -139,11 +149,39 @@ class Debugger:
     def close(self) -> None:
         """Finish whatever is open; at exit this comes by itself."""
         atexit.unregister(self.close)
+        self.custom_apis.restore_all()
         if self._is_on or self.collector.step is not None:
             self.step()
         note = self.config.step_note(self._first_step, self._step)
         if note is not None:
             self._tell_once(note)
+
+    def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """Collect the function `module.api` too, as `{api_prefix}.{api}` (or by the name of the module)."""
+        self.custom_apis.register(module, api, api_prefix)
+
+    def restore_custom_api(self, module: Any, api: str) -> None:
+        """Put the function back that `register_custom_api` has replaced."""
+        self.custom_apis.restore(module, api)
+
+    def _install(self, model: Any) -> None:
+        for part in self.parts:
+            self._safely(lambda part=part: part.install(model))
+
+    def _remove(self) -> None:
+        for part in reversed(self.parts):
+            self._safely(part.remove)
+
+    def _take_slices(self, scheduled_tokens: Mapping[str, int] | None) -> bool:
+        """Whether the request that the config asks for, if it does, is in the batch."""
+        slices = slices_for(self.config.slices, self.config.request_id, scheduled_tokens)
+        if slices is None:
+            self._tell_once(
+                f"request {self.config.request_id!r} is in none of the batches so far: they are not collected"
+            )
+            return False
+        self.elements.slices = slices
+        return True
 
     def _check(self, model: Any, token_range: Any, rank_id: Any) -> None:
         needs_model = self.config.level in _MODULE_LEVELS
@@ -159,6 +197,7 @@ class Debugger:
                     f"start(model) was given {wrong[0] if wrong else 'an empty list'}",
                     hint="give a torch.nn.Module, or a list or tuple of them",
                 )
+        check_token_range(token_range)
         if rank_id is not None and (not isinstance(rank_id, int) or rank_id < 0):
             raise UsageError(f"rank_id {rank_id!r} is not a rank", hint="give a whole number from 0 on")
 

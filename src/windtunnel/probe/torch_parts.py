@@ -11,6 +11,7 @@ from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_apis import ApiMode, OperatorNames
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_collectives import Collectives
+from windtunnel.probe.torch_custom_apis import CustomApis
 from windtunnel.probe.torch_functions import FunctionUnits
 from windtunnel.probe.torch_kernels import KernelMode, KernelSwitch
 from windtunnel.probe.torch_mode_stack import ModeSwitch
@@ -33,7 +34,9 @@ class Part(Protocol):
     def end_step(self) -> None: ...
 
 
-def parts_for(level: str, collector: Collector, writer: CallWriter, scopes: Scopes) -> list[Part]:
+def parts_for(
+    level: str, collector: Collector, writer: CallWriter, scopes: Scopes, custom_apis: CustomApis
+) -> list[Part]:
     """What `start` installs and `stop` removes in reverse order."""
     if level == "L2":
         return _kernels(collector, writer, scopes)
@@ -49,7 +52,9 @@ def parts_for(level: str, collector: Collector, writer: CallWriter, scopes: Scop
             ThreadModes([mode], scopes),
             FunctionUnits(collector, writer, scopes, mode),
             Collectives(collector, writer, scopes),
+            custom_apis,
         ]
+        custom_apis.connect(collector, writer, scopes, mode)
     if level in ("L0", "L1", "mix"):
         parts.append(OptimizerScope(collector, scopes))
     return parts
