@@ -1,23 +1,26 @@
-"""A small transformer and a small CNN with places where an error can be planted, trained under the probe.
+"""A small transformer and a small CNN in which errors can be planted, trained under the probe.
 
-    Plant ──> train(folder, plant) ──> a dump
+    dump(folder, plant=..., kernel=..., prepare=...) ──> a dump
 
-A plant is a function that gets (place, value) wherever the models offer a value and returns what is used instead.
+A plant is a function that gets (place, value) wherever the models offer a value and returns what is used instead. A
+WrongKernel changes what one call of one operator returns, below everything that a probe of APIs or modules can see.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.pytorch import PrecisionDebugger
 
-__all__ = ["Block", "Convolutions", "Transformer", "dump", "honest"]
+__all__ = ["Block", "Convolutions", "Transformer", "WrongKernel", "dump", "honest"]
 
 Plant = Callable[[str, torch.Tensor], torch.Tensor]
 VOCABULARY, WIDTH, LENGTH, BATCH, HEADS = 50, 32, 12, 4, 4
@@ -27,10 +30,28 @@ def honest(place: str, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+class WrongKernel(TorchDispatchMode):
+    """Changes the result of call number `call` of an operator such as "aten.gelu.default"."""
+
+    def __init__(self, operator: str, call: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.operator, self.call, self.change = operator, call, change
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if str(function) == self.operator:
+            self.call -= 1
+            if self.call == -1:
+                is_many = isinstance(result, tuple)
+                changed = self.change(result[0] if is_many else result)
+                return (changed, *result[1:]) if is_many else changed
+        return result
+
+
 class Block(nn.Module):
     def __init__(self, name: str, plant: Plant) -> None:
         super().__init__()
-        self.name, self.plant = name, plant
+        self.name, self.plant, self.has_residual = name, plant, True
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
@@ -42,9 +63,8 @@ class Block(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(self.plant(f"{self.name}.mask", mask), -1e9)
         mixed = (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(BATCH, LENGTH, WIDTH)
-        x = self.plant(f"{self.name}.residual", x) + self.drop(
-            self.proj(self.plant(f"{self.name}.mixed", mixed))
-        )
+        mixed = self.drop(self.proj(mixed))
+        x = x + mixed if self.has_residual else mixed
         h = self.plant(f"{self.name}.act", self.act(self.fc1(self.norm2(x))))
         return x + self.fc2(h)
 
@@ -85,6 +105,7 @@ def dump(
     folder: Path,
     plant: Plant = honest,
     *,
+    kernel: WrongKernel | None = None,
     kind: str = "transformer",
     level: str = "L1",
     task: str = "statistics",
@@ -119,9 +140,10 @@ def dump(
             inputs, targets = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
         torch.manual_seed(seed + 1)  # of dropout
         debugger.start(model)
-        logits = model(inputs)
-        loss = scale(F.cross_entropy(logits.flatten(0, -2), targets))
-        loss.backward()
+        with kernel or nullcontext():
+            logits = model(inputs)
+            loss = scale(F.cross_entropy(logits.flatten(0, -2), targets))
+            loss.backward()
         after_backward(model)
         optimizer.step()
         optimizer.zero_grad()

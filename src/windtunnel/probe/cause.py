@@ -109,7 +109,7 @@ def _from_inputs(found: RankComparison, place: int) -> str:
     on = (found.place == place) & (found.role != OUTPUT)
     if not on.any():
         return "the dump has no inputs of it"
-    errors = np.nan_to_num(found.numbers.error[on], nan=0.0)
+    errors = np.nan_to_num(found.numbers.error[on], nan=0.0, posinf=np.inf)
     if (found.judged[on] == EQUAL).all():
         return "its inputs are equal: this call computes something else"
     return f"its inputs agree to {float(errors.max()):.1g}: this call makes much more of it"

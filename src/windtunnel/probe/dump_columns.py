@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,6 @@ _KNOWN = {section for section, _, _ in _SECTIONS}
 # Where and how, not what: these may differ between two machines that compute the same.
 _PLACES = {"torch.device", "torch.memory_format", "torch.ProcessGroup", "torch.Generator", "torch.Stream"}
 _IGNORED_KEYS = {"class_type", "group_id", "group_ranks"}
-_MANY_SHAPES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -166,16 +166,10 @@ class ColumnBuilder:
 
     def _add_tensor(self, value: dict[str, Any], stem: str, role: int) -> None:
         get = value.get
-        has = 0
-        figures = [0.0, 0.0, 0.0, 0.0]
-        for index, key in enumerate(("Max", "Min", "Mean", "Norm")):
-            figure = get(key)
-            if figure is not None:
-                try:
-                    figures[index] = float(figure)
-                    has |= 1 << index
-                except (TypeError, ValueError, OverflowError):
-                    pass
+        figures = (get("Max"), get("Min"), get("Mean"), get("Norm"))
+        has = HAS_STATISTICS
+        if not (type(figures[0]) is type(figures[1]) is type(figures[2]) is type(figures[3]) is float):
+            figures, has = _figures(figures)
         digest = digest_kind = 0
         text = get("md5")
         if isinstance(text, str) and text:
@@ -193,9 +187,10 @@ class ColumnBuilder:
             self._words.suffix(stem, role), TENSOR, self._dtype_code(get("dtype")), self._shape_code(get("shape")), -1,
             has, figures, digest, digest_kind, numbers, -1 if grad is None else int(bool(grad)),
         )  # fmt: skip
-        self._n_nan.append(_count(get("nan_count")))
-        self._n_inf.append(_count(get("inf_count")))
-        self._n_zero.append(_count(get("zero_count")))
+        n_nan, n_inf, n_zero = get("nan_count"), get("inf_count"), get("zero_count")
+        self._n_nan.append(_count(n_nan) if n_nan else 0)
+        self._n_inf.append(_count(n_inf) if n_inf else 0)
+        self._n_zero.append(_count(n_zero) if n_zero else 0)
 
     def _add_scalar(self, type_name: str, value: Any, stem: str, role: int) -> None:
         number = None
@@ -217,7 +212,7 @@ class ColumnBuilder:
             counts.append(0)
 
     def _row(
-        self, suffix: int, kind: int, dtype: int, shape: int, text: int, has: int, figures: list[float],
+        self, suffix: int, kind: int, dtype: int, shape: int, text: int, has: int, figures: Sequence[float],
         digest: int, digest_kind: int, sketch: array, requires_grad: int,
     ) -> None:  # fmt: skip
         self._suffix.append(suffix)
@@ -253,6 +248,19 @@ class ColumnBuilder:
 _NO_SKETCH = array("d", [0.0] * SKETCH_NUMBERS)
 
 
+def _figures(found: tuple[Any, ...]) -> tuple[list[float], int]:
+    """The figures that are numbers, and bits that say which."""
+    figures, has = [0.0] * len(found), 0
+    for index, figure in enumerate(found):
+        if figure is not None:
+            try:
+                figures[index] = float(figure)
+                has |= 1 << index
+            except (TypeError, ValueError, OverflowError):
+                pass
+    return figures, has
+
+
 def _sketch(value: Any) -> array | None:
     try:
         numbers = array("d", value)
@@ -261,7 +269,7 @@ def _sketch(value: Any) -> array | None:
             numbers = array("d", [float(number) for number in value])  # "NaN" where JSON has to be strict
         except (TypeError, ValueError, OverflowError):
             return None
-    return numbers if len(numbers) == SKETCH_NUMBERS and all(map(math.isfinite, numbers)) else None
+    return numbers if len(numbers) == SKETCH_NUMBERS and math.isfinite(sum(numbers)) else None
 
 
 def _digest(text: str) -> tuple[int, int]:

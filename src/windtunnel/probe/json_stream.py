@@ -2,7 +2,8 @@
 
     file ──> windows of text ──> one value at a time ──> (name, body) of every entry; the header's other keys
 
-The decoder is Python's own: it takes the bare NaN and Infinity that msProbe writes. Nothing is executed.
+The decoder is Python's own, which takes the bare NaN and Infinity that msProbe writes. Where entries stand on lines of
+their own, orjson reads those without such words four times as fast. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import CorruptFile
+
+try:
+    import orjson
+except ImportError:  # only slower without it
+    orjson = None  # type: ignore[assignment]
 
 __all__ = ["EntryStream", "read_object"]
 
@@ -70,10 +76,11 @@ class EntryStream:
         if self._peek() == "}":
             self._at += 1
             return
+        border = self._border()
         while True:
             name = self._string()
             self._expect(":")
-            yield name, self._value()
+            yield name, self._value(border)
             mark = self._next()
             if mark == "}":
                 return
@@ -109,8 +116,23 @@ class EntryStream:
                 self._more_or_fail(n_bytes)
                 n_bytes *= 2
 
-    def _value(self) -> Any:
+    def _border(self) -> str:
+        """What stands between two entries, if they are on lines of their own; "" otherwise."""
+        before = self._text[: self._at]
+        spaces = before[len(before.rstrip()) :]
+        return f'}},{spaces}"' if orjson is not None and "\n" in spaces else ""
+
+    def _value(self, border: str = "") -> Any:
         self._peek()
+        end = self._text.find(border, self._at) if border else -1
+        if end >= 0:
+            try:
+                value = orjson.loads(self._text[self._at : end + 1])
+                # A whole object is never the beginning of another one, so this is the value.
+                self._at = end + 1
+                return value
+            except ValueError:
+                pass  # a NaN, or a border within: the other decoder knows
         n_bytes = _WINDOW
         while True:
             try:

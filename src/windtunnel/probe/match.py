@@ -17,7 +17,7 @@ from windtunnel.probe.alignment import align
 from windtunnel.probe.dump_columns import Columns
 from windtunnel.probe.entry_name import parse_entry_name
 
-__all__ = ["Match", "match_columns"]
+__all__ = ["Match", "match_columns", "value_hashes"]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -65,7 +65,7 @@ def _align_entries(
         scope = [_scope(parent_of.get(entry)) for entry in columns.entries]
         structure = [name.structure for name in names]
         form = _hash_rows(columns, _forms(columns)).tolist() if shapes else [0] * len(names)
-        values = _hash_rows(columns, _values(columns)).tolist()
+        values = _hash_rows(columns, _mixed(_forms(columns), value_hashes(columns))).tolist()
         sides.append(
             [
                 _coded(codes, "values", structure, values),
@@ -159,12 +159,12 @@ def _forms(columns: Columns) -> np.ndarray:
     return _mixed(columns.suffix.astype(np.uint64), columns.shape.astype(np.uint64))
 
 
-def _values(columns: Columns) -> np.ndarray:
-    """One number per row for what is in it, to the last bit."""
+def value_hashes(columns: Columns) -> np.ndarray:
+    """One number per row for the shape and the figures of its value, to the last bit."""
     figures = np.ascontiguousarray(columns.statistics).view(np.uint64)
     sketch = np.ascontiguousarray(columns.sketch).view(np.uint64)
     parts = [figures[:, i] for i in range(figures.shape[1])] + [sketch[:, i] for i in range(sketch.shape[1])]
-    return _mixed(_forms(columns), columns.text.astype(np.int64).view(np.uint64), *parts)
+    return _mixed(columns.shape.astype(np.uint64), columns.text.astype(np.int64).view(np.uint64), *parts)
 
 
 def _mixed(*columns: np.ndarray) -> np.ndarray:

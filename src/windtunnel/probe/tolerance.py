@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.dump_columns import OUTPUT, Columns, Vocabulary
-from windtunnel.probe.match import Match
+from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
+from windtunnel.probe.match import Match, value_hashes
+from windtunnel.probe.noise import find_noise, negligible_inputs, summed_away
 from windtunnel.probe.pair_numbers import SKETCH, STATISTICS, PairNumbers
 
 __all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Tolerance", "judge", "type_eps"]
@@ -35,7 +36,6 @@ _ONE_OP, _ONE_OP_LOW = 64, 1  # spacings of float32, of the type itself
 _MANY_OPS, _MANY_OPS_LOW = 1024, 8
 _GROWTH = 100.0  # of noise in one operation
 _FLIPPED = 0.05  # of indices, by noise
-_FEWER = 4  # times fewer elements out than in: a reduction
 _ENOUGH = 64  # elements that make a common factor more than chance
 
 
@@ -52,7 +52,7 @@ def judge(
     tolerance: Tolerance, *, ignores_types: bool,
 ) -> np.ndarray:  # fmt: skip
     """EQUAL, ROUNDING or DIFFERENT for every pair (the rows of `match` are pairs here, none is -1)."""
-    error = np.nan_to_num(numbers.error, nan=0.0)
+    error = np.nan_to_num(numbers.error, nan=0.0, posinf=np.inf)
     unlike = numbers.shape_differs | numbers.only_one_finite
     unlike |= np.zeros_like(unlike) if ignores_types else numbers.dtype_differs
     # Statistics that agree to the last digit while the bytes do not: another order or other content.
@@ -66,8 +66,11 @@ def judge(
     else:
         table = np.array([type_eps(name) for name in words.dtypes] or [0.0])
         eps = np.maximum(table[a.dtype[match.row_a]], table[b.dtype[match.row_b]])
-        allowed = _allowed(match.place, error, eps, numbers, roles, len(match.entry_a))
-        unlike |= _is_scaled(numbers, eps, roles)
+        n_entries = len(match.entry_a)
+        allowed = _allowed(match.place, error, eps, roles, n_entries)
+        is_noise = _noise(match, numbers, a, b, roles, error, eps, allowed)
+        allowed = np.where(is_noise, np.inf, allowed)
+        unlike |= _is_scaled(numbers, eps, roles) & ~is_noise
     verdict = np.where(is_equal, EQUAL, np.where(error <= allowed, ROUNDING, DIFFERENT)).astype(np.int8)
     verdict[unlike] = DIFFERENT
     return verdict
@@ -79,12 +82,7 @@ def type_eps(name: str) -> float:
 
 
 def _allowed(
-    place: np.ndarray,
-    error: np.ndarray,
-    eps: np.ndarray,
-    numbers: PairNumbers,
-    roles: np.ndarray,
-    n_entries: int,
+    place: np.ndarray, error: np.ndarray, eps: np.ndarray, roles: np.ndarray, n_entries: int
 ) -> np.ndarray:
     finite = np.where(np.isfinite(error), error, 1.0)
     is_output = roles == OUTPUT
@@ -96,19 +94,28 @@ def _allowed(
     limit = np.maximum(_MANY_OPS * np.minimum(coarsest[place], _EPS32), _MANY_OPS_LOW * coarsest[place])
     one_op = np.maximum(_ONE_OP * np.minimum(eps, _EPS32), _ONE_OP_LOW * eps)
     allowed = np.maximum(one_op, np.minimum(_GROWTH * noise, limit))
-    allowed = np.where(eps == 0, np.where(noise > 0, _FLIPPED, 0.0), allowed)
-    return np.maximum(allowed, _reduction_floor(place, eps, numbers, n_entries))
+    return np.where(eps == 0, np.where(noise > 0, _FLIPPED, 0.0), allowed)
 
 
-def _reduction_floor(place: np.ndarray, eps: np.ndarray, numbers: PairNumbers, n_entries: int) -> np.ndarray:
-    """A sum may come out near zero, where rounding of its terms is all there is: allow what they can leave.
-
-    K terms of size r, each rounded, leave about eps r sqrt(K), however small their sum.
-    """
-    largest = _per_entry(numbers.rms, place, n_entries)[place]
-    terms = _per_entry(numbers.n_elements, place, n_entries)[place] / np.maximum(numbers.n_elements, 1.0)
-    floor = 2 * eps * largest * np.sqrt(terms) / np.maximum(numbers.rms, np.finfo(float).tiny)
-    return np.where(terms >= _FEWER, floor, 0.0)
+def _noise(
+    match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, error: np.ndarray,
+    eps: np.ndarray, allowed: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Which of the pairs over their limit are nothing but rounding."""
+    place, n_entries, rms = match.place, len(match.entry_a), numbers.rms
+    is_over, is_output = (error > allowed) & np.isfinite(error) & (eps > 0), roles == OUTPUT
+    if not is_over.any():
+        return is_over
+    largest = _per_entry(rms, place, n_entries)[place]
+    most = _per_entry(numbers.n_elements, place, n_entries)[place]
+    is_summed = is_over & (error <= summed_away(eps, rms, numbers.n_elements, largest, most))
+    output_rms = _per_entry(np.where(is_output, rms, 0.0), place, n_entries)[place]
+    is_noise = is_summed | (is_over & ~is_output & negligible_inputs(error, rms, eps, output_rms))
+    if not is_noise.any():
+        return is_noise
+    same = value_hashes(a)[match.row_a] ^ (value_hashes(b)[match.row_b] << np.uint64(1))
+    is_loud = (a.kind[match.row_a] == TENSOR) & (rms > 0)
+    return find_noise(is_noise, is_over, error, same, place, is_output, is_loud, n_entries)
 
 
 def _is_scaled(numbers: PairNumbers, eps: np.ndarray, roles: np.ndarray) -> np.ndarray:

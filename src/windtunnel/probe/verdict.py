@@ -86,7 +86,7 @@ class Findings:
         self.only_a += int((found.match.entry_b < 0).sum())
         self.only_b += int((found.match.entry_a < 0).sum())
         errors = found.numbers.error[judged == ROUNDING]
-        self.max_rounding = max(self.max_rounding, float(np.nan_to_num(errors, nan=0.0).max(initial=0.0)))
+        self.max_rounding = max(self.max_rounding, float(np.nan_to_num(errors, nan=0.0, posinf=np.inf).max(initial=0.0)))
         self.notes += [note for note in found.notes if note not in self.notes]
         divergence = find_divergence(found)
         if divergence is None:
@@ -226,7 +226,7 @@ def _summary_row(found: RankComparison, place: int) -> list[ItemRow]:
     indices = np.flatnonzero(found.place == place)
     if not len(indices):
         return [_call_row(found, place)]
-    errors = np.nan_to_num(found.numbers.error[indices], nan=0.0)
+    errors = np.nan_to_num(found.numbers.error[indices], nan=0.0, posinf=np.inf)
     worst = int(indices[int(np.argmax(errors))])
     row = _item_row(found, worst, found.name(place))
     return [ItemRow(found.name(place), "call", row.a, row.b, row.error, int(found.judged[indices].max()))]
