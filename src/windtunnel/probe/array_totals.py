@@ -104,8 +104,10 @@ class CarefulTotals:
     def norm(self) -> float:
         return math.sqrt(self._squares) / self._scale if self._squares == self._squares else math.nan
 
-    def sketch(self) -> tuple[float, ...]:
-        return finish_sketch(self._folds)
+    def sketch(self) -> tuple[float, ...] | None:
+        """None if it is too large for float64."""
+        numbers = finish_sketch(self._folds)
+        return numbers if all(map(math.isfinite, numbers)) else None
 
 
 def widen_bfloat16(block: np.ndarray) -> np.ndarray:

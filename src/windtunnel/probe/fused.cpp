@@ -137,7 +137,9 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
     }
     PyObject *hash = nullptr;
     if (checksum) {
-        hash = PyUnicode_FromFormat("%08lx", PyLong_AsUnsignedLong(checksum));
+        char digits[16];
+        std::snprintf(digits, sizeof digits, "%08lx", PyLong_AsUnsignedLong(checksum) & 0xFFFFFFFFul);
+        hash = PyUnicode_FromString(digits);
         Py_DECREF(checksum);
     }
     const bool is_bool = type->code == '?';

@@ -97,6 +97,8 @@ def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, st
     are left out.
     """
     number = _strict_number if strict else _number
+    if type(found.max) is type(found.norm) is float and _is_finite(found):  # the same text, sooner
+        number = repr
     head = (
         f'"Max": {number(found.max)}, "Min": {number(found.min)}, '
         f'"Mean": {number(found.mean)}, "Norm": {number(found.norm)}'
@@ -137,6 +139,11 @@ def _numpy_statistics(array: np.ndarray, crc: bool, bfloat16: bool) -> Statistic
     if crc:
         found.crc = crc_text(checksum)
     return found
+
+
+def _is_finite(found: Statistics) -> bool:
+    mixed = (found.max - found.min) * 0.0 + (found.mean + found.norm) * 0.0
+    return mixed == 0.0  # false for NaN, which is what zero times infinity is
 
 
 def _number(value: float | int | bool | None) -> str:
