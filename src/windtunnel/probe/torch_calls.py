@@ -15,8 +15,8 @@ import torch
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.tensor_store import TensorStore
 from windtunnel.probe.torch_elements import Elements, Pieces, tensors_in
+from windtunnel.probe.torch_finders import finder_for
 from windtunnel.probe.torch_gradients import Call, Edges
-from windtunnel.probe.torch_overflow import OverflowWatch
 from windtunnel.probe.torch_scopes import backward_of
 
 __all__ = ["CallWriter", "OpenCall"]
@@ -68,7 +68,7 @@ class CallWriter:
         self.has_structure_only = config.task == "structure"
         self.has_parents = config.level in ("L0", "mix", "L2")
         self.has_stacks = config.extra_info
-        self.overflow = OverflowWatch(collector, elements) if config.task == "overflow_check" else None
+        self.overflow = finder_for(collector, elements.meter)  # keeps only calls of a kind; None: keeps all
         self._partial: set[Call] = set()  # backwards of which some nodes have run
 
     def open(
@@ -127,8 +127,7 @@ class CallWriter:
         name = call.forward
         pieces: Pieces = ["{"]
         if self.overflow is not None:
-            tensors = [*call.tensors] if parameters is None else [*call.tensors, *parameters.values()]
-            if not self.overflow.found(name, (call.args, call.kwargs, tensors), outputs):
+            if not self.overflow.found(name, (call.args, call.kwargs), outputs):
                 return
             call.store = call.step.store
             self._inputs(call, call.args, call.kwargs)

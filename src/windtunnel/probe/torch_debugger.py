@@ -24,6 +24,7 @@ from windtunnel.probe.config import ProbeConfig, load_config
 from windtunnel.probe.config_file import ConfigWatch
 from windtunnel.probe.notice import tell
 from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_compiled import CompiledCode
 from windtunnel.probe.torch_custom_apis import CustomApis
 from windtunnel.probe.torch_elements import Elements
 from windtunnel.probe.torch_parts import parts_for
@@ -65,13 +66,16 @@ class Debugger:
 
     def _build(self) -> None:
         config = self.config
-        self.meter = TorchMeter(config.summary_mode, config.precision)
+        summary = "md5" if config.bench_path is not None else config.summary_mode  # found by checksum
+        self.meter = TorchMeter(summary, config.precision)
         self.collector = Collector(config, self.meter.settle)
         self.elements = Elements(self.meter, config.slices)
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)
-        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
+        parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
+        self.compiled = CompiledCode(self.collector, self.writer, self.scopes, _version())
+        self.parts = self.compiled.connected(parts)
 
     def start(
         self,
@@ -87,6 +91,7 @@ class Debugger:
         if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
             return
         if self.collector.step is None:
+            self.compiled.decide(model)
             self.collector.step = self._open_step(rank_id)
         self._is_on = True
         if token_range is None:
@@ -215,7 +220,7 @@ class Debugger:
     def _open_step(self, rank_id: int | None) -> StepOutput | None:
         rank, _ = _rank(rank_id)
         name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-        folder = Path(self.config.dump_path) / f"step{self._step}" / name
+        folder = Path(self.config.dump_path) / self.compiled.area / f"step{self._step}" / name
         wants_tensors = self.config.task in ("tensor", "overflow_check") or bool(self.config.tensor_list)
         return StepOutput(self.config, folder, _version(), wants_tensors)
 
