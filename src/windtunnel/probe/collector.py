@@ -73,6 +73,7 @@ class Collector:
         self.selection = Selection(config)
         self.stacks = CallStacks()
         self.n_errors = 0
+        self.left_out: dict[str, int] = {}  # API -> calls that were seen but not wanted
         self.step: StepOutput | None = None  # where calls of now go; None between steps
         self.n_late = 0  # backward records that came after their step had ended
         self._settle = settle
@@ -133,6 +134,22 @@ class Collector:
             step.store.drain()
             step.folder.close()
             self.selection.new_step()
+
+    def summary(self) -> str:
+        """What the user should know at the end, besides where the files are."""
+        said = []
+        if self.left_out:
+            most = sorted(self.left_out, key=self.left_out.get, reverse=True)[:3]  # type: ignore[arg-type]
+            why = "api_list" if self.config.api_list is not None else f"risk_level {self.config.risk_level}"
+            said.append(
+                f"{sum(self.left_out.values())} calls of {len(self.left_out)} APIs were left out by {why} "
+                f"({', '.join(most)}{', ...' if len(self.left_out) > 3 else ''})"
+            )
+        if self.n_late:
+            said.append(f"{self.n_late} calls ran backward after their step() and are not in it")
+        if self.n_errors:
+            said.append(f"{self.n_errors} errors of the probe are in dump_error_info.log")
+        return "; ".join(said)
 
     def guard(self, what: str, error: Exception) -> None:
         """Note an error of our own; the user's program goes on."""

@@ -109,7 +109,11 @@ class ApiMode(TorchFunctionMode):
         if wanted is None:
             wanted = self._wanted[name] = self.collector.selection.wants_api(name.prefix, name.api)
         step = self.collector.step
-        if not wanted or step is None:
+        if not wanted:
+            left_out = self.collector.left_out
+            left_out[name.key] = left_out.get(name.key, 0) + 1
+            return None
+        if step is None:
             return None
         if name.python is not None:
             args, kwargs = self.sites.as_written(name.python, sys._getframe(2), args, kwargs)

@@ -258,9 +258,8 @@ class Debugger:
             tell(sentence)
 
     def _report(self, sentence: str) -> None:
-        if self.collector.n_errors:
-            sentence += f"; {self.collector.n_errors} errors of the probe are in dump_error_info.log"
-        self._tell_once(sentence)
+        summary = self.collector.summary()
+        self._tell_once(f"{sentence}; {summary}" if summary else sentence)
 
 
 def _rank(rank_id: int | None) -> tuple[int | None, int | None]:
