@@ -1,0 +1,320 @@
+"""Level L2 inside compiled graphs: inputs and outputs of every kernel that inductor generated or calls.
+
+    compiled graph runs ──> names its generated file calls (cpp_fused_*, extern_kernels, torch.ops…) ──> the same
+    functions, with the values before and after noted ──> entry "Kernel.{name}.{n}.forward" or ".backward"
+
+The generated code stays as it is and calls the same kernels with the same arguments: no result changes by a bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.notice import tell
+from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_elements import tensors_in
+from windtunnel.probe.torch_inductor_source import argument_roles, source_comment
+
+__all__ = ["InductorKernels"]
+
+_GRAPH_MODULE = "torch._inductor.output_code"
+_OPERATORS = ("aten", "inductor_ops", "_quantized")  # names of torch.ops.… in generated files
+
+
+class InductorKernels:
+    """Notes kernels while collecting. `regions` says which compiled region is running."""
+
+    def __init__(
+        self, collector: Collector, writer: CallWriter, regions: Any, graph: Callable[[], StepOutput | None]
+    ) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.graph = graph
+        self._undo: list[Callable[[], None]] = []
+        self._files: set[int] = set()  # globals of the generated files whose names are replaced
+        self._told: set[str] = set()
+        self._n_graphs = 0
+        self._before = 0
+        self.direction = "forward"
+        self.fresh: set[int] = set()  # storages that were made and not written yet: they hold nothing
+        regions.on_enter.append(self._region_begins)
+        regions.on_exit.append(self._region_ends)
+
+    def install(self, model: Any = None) -> None:
+        if self._undo or _GRAPH_MODULE not in sys.modules:
+            return
+        graph = sys.modules[_GRAPH_MODULE].CompiledFxGraph
+        original = graph.__call__
+
+        def call(compiled: Any, inputs: Any) -> Any:
+            self._prepare(compiled)
+            return original(compiled, inputs)
+
+        self._undo.append(lambda: setattr(graph, "__call__", original))
+        graph.__call__ = call
+
+    def remove(self) -> None:
+        undo, self._undo = self._undo, []
+        for put_back in reversed(undo):
+            put_back()
+        self._files.clear()
+        self.fresh.clear()
+
+    def end_step(self) -> None:
+        """Nothing is left after stop."""
+
+    def _prepare(self, compiled: Any) -> None:
+        """Before a compiled graph runs: stand in for the kernels its file calls."""
+        try:
+            self._n_graphs += 1
+            self.direction = "backward" if (compiled.fx_kwargs or {}).get("is_backward") else "forward"
+            self.fresh.clear()
+            names = _generated_names(compiled)
+            if names is None:
+                self._tell(
+                    "a compiled graph", "it has no generated Python code (CUDA graphs or a C++ wrapper)"
+                )
+            elif id(names) not in self._files:
+                self._files.add(id(names))
+                self._stand_in(names)
+        except Exception as error:
+            self.collector.guard("the kernels of a compiled graph", error)
+
+    def _stand_in(self, names: dict[str, Any]) -> None:
+        roles = argument_roles(names["__file__"])
+        replaced: dict[str, Any] = {}
+        for name, value in list(names.items()):
+            if name in roles:
+                replaced[name] = _kernel(self, name, value, roles[name])
+            elif name == "extern_kernels":
+                replaced[name] = _Library(value, self, "extern")
+            elif name == "torch":
+                replaced[name] = _Torch(value, self)
+            elif name in _OPERATORS:
+                replaced[name] = _Library(value, self, value._name if hasattr(value, "_name") else name)
+            elif name.startswith("empty_strided") and callable(value):
+                replaced[name] = self._noting_fresh(value)
+        originals = {name: names[name] for name in replaced}
+        self._undo.append(lambda: names.update(originals))
+        names.update(replaced)
+
+    def _noting_fresh(self, original: Callable) -> Callable:
+        def empty(*args: Any, **kwargs: Any) -> Any:
+            tensor = original(*args, **kwargs)
+            self.fresh.add(tensor.data_ptr())
+            return tensor
+
+        return empty
+
+    def run(self, name: str, function: Callable, args: tuple, kwargs: dict, roles: tuple[str, ...]) -> Any:
+        """Run a kernel between two looks at its arguments."""
+        noted = None
+        try:
+            noted = self._begin(name, args, kwargs, roles)
+        except Exception as error:
+            self.collector.guard(f"the inputs of {name}", error)
+        result = function(*args, **kwargs)
+        if noted is not None:
+            try:
+                noted.end(result)
+            except Exception as error:
+                self.collector.guard(f"the outputs of {name}", error)
+        return result
+
+    def _begin(self, name: str, args: tuple, kwargs: dict, roles: tuple[str, ...]) -> _Noted | None:
+        step, writer = self.graph(), self.writer
+        is_backward = self.direction == "backward"
+        if step is None or not (writer.has_backward if is_backward else writer.has_forward):
+            return None
+        key = f"Kernel.{name}"
+        # Counted apart: forward numbers stay the same whether or not a backward ran in between.
+        number = step.number(f"{key}.backward" if is_backward else key)
+        entry = f"{key}.{number}.{self.direction}"
+        if not writer.selection.is_open and not writer.selection.wants(entry, ()):
+            return None
+        return _Noted(self, step, entry, args, kwargs, roles)
+
+    def _region_begins(self, name: str, context: Any) -> None:
+        self._before = self._n_graphs
+        if not self._undo:
+            self.install()  # inductor is loaded when something is compiled for the first time
+
+    def _region_ends(self, name: str, context: Any) -> None:
+        if self._n_graphs == self._before:
+            self._tell(name, "it ran no graph of inductor")
+
+    def _tell(self, region: str, reason: str) -> None:
+        sentence = f"kernels inside the compiled region {region} are not collected: {reason}; level L0 notes its modules"
+        if sentence not in self._told:
+            self._told.add(sentence)
+            tell(sentence)
+
+
+class _Noted:
+    """A kernel that is about to run; what it only writes is not an input, nor is memory nobody has written yet."""
+
+    def __init__(
+        self,
+        owner: InductorKernels,
+        step: StepOutput,
+        entry: str,
+        args: tuple,
+        kwargs: dict,
+        roles: tuple[str, ...],
+    ) -> None:
+        self.owner = owner
+        self.step = step
+        self.entry = entry
+        self.frames = _frames(owner) if owner.writer.has_stacks else None
+        outs = kwargs.get("out")
+        self.written = list(tensors_in(outs)) if outs is not None else []
+        inputs = []
+        for index, value in enumerate(args):
+            role = roles[index] if index < len(roles) else "in"
+            if role != "in":
+                self.written += tensors_in(value)
+            if role == "in" or (role == "both" and not self._is_fresh(value)):
+                inputs.append(value)
+        self.inputs = inputs, {key: value for key, value in kwargs.items() if key not in ("out", "stream")}
+        writer = owner.writer
+        self.store = writer.store_for(step, entry)
+        self.pieces: list = []
+        if writer.overflow is not None:
+            args, kwargs = writer.overflow.inputs(entry, tuple(inputs), self.inputs[1])
+            self.inputs = list(args), kwargs
+        elif writer.has_input:
+            self._take_inputs()
+
+    def _is_fresh(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.data_ptr() in self.owner.fresh
+
+    def _take_inputs(self) -> None:
+        out, elements = self.pieces, self.owner.writer.elements
+        args, kwargs = self.inputs
+        with torch._C.DisableTorchFunction():
+            if self.entry.endswith("backward"):
+                out.append('"input": ')
+                elements.listed(out, (*args, *kwargs.values()), f"{self.entry}.input", self.store)
+            else:
+                out.append('"input_args": ')
+                elements.listed(out, args, f"{self.entry}.input", self.store)
+                out.append(', "input_kwargs": ')
+                elements.named(out, kwargs, f"{self.entry}.kwargs", self.store)
+
+    def end(self, result: Any) -> None:
+        """It has run."""
+        owner = self.owner
+        writer = owner.writer
+        for tensor in self.written:
+            owner.fresh.discard(tensor.data_ptr())
+        writer.elements.meter.forget()  # kernels write without telling the tensor's version
+        outputs = tuple(self.written) or (tuple(result) if isinstance(result, (tuple, list)) else (result,))
+        if writer.overflow is not None:
+            if not writer.overflow.found(self.entry, self.inputs, outputs):
+                return
+            self.store = self.step.store
+            self._take_inputs()
+        if writer.has_output:
+            self.pieces.append(', "output": ' if self.pieces else '"output": ')
+            with torch._C.DisableTorchFunction():
+                writer.elements.listed(self.pieces, outputs, f"{self.entry}.output", self.store)
+        owner.collector.put(self.step, self.entry, ["{", *self.pieces, "}"], self.frames, None, True)
+
+
+def _frames(owner: InductorKernels) -> tuple[str, ...]:
+    """The stack of the call, and above it what the generated file says of the kernel's origin."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("windtunnel."):
+        frame = frame.f_back
+    frames = owner.collector.stacks.here()
+    comment = source_comment(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+    return frames if comment is None else (comment, *frames)
+
+
+def _kernel(owner: InductorKernels, name: str, kernel: Any, roles: tuple[str, ...]) -> Any:
+    if hasattr(kernel, "run"):  # a Triton kernel is called by its run
+        return _Triton(owner, name, kernel, roles)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return owner.run(name, kernel, args, kwargs, roles)
+
+    return run
+
+
+class _StandIn:
+    """Looks like what it stands for."""
+
+    def __init__(self, original: Any, owner: InductorKernels) -> None:
+        self._original = original
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class _Triton(_StandIn):
+    def __init__(self, owner: InductorKernels, name: str, kernel: Any, roles: tuple[str, ...]) -> None:
+        super().__init__(kernel, owner)
+        self._name = name
+        self._roles = roles
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner.run(self._name, self._original.run, args, kwargs, self._roles)
+
+
+class _Torch(_StandIn):
+    """The module torch, whose `ops` are noted."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._original, name)
+        return _Ops(found, self._owner) if name == "ops" else found
+
+
+class _Ops(_StandIn):
+    def __getattr__(self, name: str) -> Any:
+        return _Library(getattr(self._original, name), self._owner, name)
+
+
+class _Library(_StandIn):
+    """A namespace of operators, or one operator with its overloads: what is called is noted under its full name."""
+
+    def __init__(self, original: Any, owner: InductorKernels, name: str) -> None:
+        super().__init__(original, owner)
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._original, name)
+        return _Library(found, self._owner, f"{self._name}.{name}") if callable(found) else found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner.run(self._name.removesuffix(".default"), self._original, args, kwargs, ())
+
+
+def _generated_names(compiled: Any) -> dict[str, Any] | None:
+    """The globals of the Python file inductor generated for a graph."""
+    for start in (compiled.compiled_fn_runner, compiled.current_callable):
+        for function in _functions(start, 0):
+            names = function.__globals__
+            if "extern_kernels" in names and "call" in names and isinstance(names.get("__file__"), str):
+                return names
+    return None
+
+
+def _functions(value: Any, depth: int) -> Iterator[Any]:
+    """Python functions behind a callable: methods, closures, wrappers."""
+    if value is None or depth > 4 or isinstance(value, ModuleType):
+        return
+    for method in (getattr(value, "__func__", None), getattr(type(value), "call", None)):
+        if hasattr(method, "__globals__"):
+            yield method
+    if hasattr(value, "__globals__"):
+        yield value
+        for cell in value.__closure__ or ():
+            if callable(cell.cell_contents):
+                yield from _functions(cell.cell_contents, depth + 1)
