@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench qwen world dtr dtr-curve clean
+.PHONY: help demo test thorough check bench qwen world dtr dtr-curve probe msprobe clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -69,5 +69,19 @@ dtr: $(VENV)/.dev  ## rematerialisation: against checkpointing, predicted agains
 dtr-curve: $(VENV)/.dev  ## ResNet-50 on a 2080 Ti under many eviction thresholds: ours beside the published curve
 	@$(BIN)/python -m benchmarks.dtr_curve
 
+probe: $(VENV)/.run  ## a training with a mistake beside one without: which call went wrong first
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/precision.sh
+
+# msProbe in a virtual environment of its own: it pins other versions than we do.
+$(VENV)-msprobe/.ready:
+	$(PYTHON) -m venv $(VENV)-msprobe
+	@$(VENV)-msprobe/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
+	@$(VENV)-msprobe/bin/python -m pip install --quiet --disable-pip-version-check mindstudio-probe==26.2.0
+	@touch $@
+
+msprobe: $(VENV)/.dev $(VENV)-msprobe/.ready  ## the probe beside msProbe: the same names and figures, and what collecting costs
+	@$(BIN)/python -m benchmarks.msprobe_parity $(VENV)-msprobe/bin/python
+	@$(BIN)/python -m benchmarks.probe_race $(VENV)-msprobe/bin/python
+
 clean:  ## remove the virtual environment and outputs
-	rm -rf $(VENV) windtunnel-out*
+	rm -rf $(VENV) $(VENV)-msprobe windtunnel-out*
