@@ -97,7 +97,7 @@ def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, st
     are left out.
     """
     number = _strict_number if strict else _number
-    if type(found.max) is type(found.norm) is float and _is_finite(found):  # the same text, sooner
+    if type(found.max) is type(found.mean) is float and _is_finite(found):  # the same text, sooner
         number = repr
     head = (
         f'"Max": {number(found.max)}, "Min": {number(found.min)}, '

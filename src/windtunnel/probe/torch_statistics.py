@@ -86,7 +86,7 @@ class TorchMeter:
         room = n_bytes - tensor.storage_offset() * item_size
         stats = memory_statistics(address, room, code, shape, strides, self._wants_crc)
         if stats is None:
-            stats = self._array_statistics(tensor)
+            stats = self._array_statistics(tensor) if _is_inside(tensor) else Statistics()
         measured = Measured(stats, next(_SERIALS))
         if place is not None:
             self._cache.remember(place, storage, item_size, measured)
@@ -100,37 +100,40 @@ class TorchMeter:
             return Measured(Statistics(), None)
 
     def _measure_any(self, tensor: torch.Tensor) -> Measured:
-        """Measure by way of torch's own operations, which nobody is to see."""
+        """Measure what is not plain, by torch's own operations where there is no other way; nobody is to see them."""
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             plain = plain_tensor(tensor)
             if plain is None:
                 return Measured(Statistics(), None)
-            plain = plain.detach()
-            if plain.numel() == 0:
-                return self._nothing(plain)
-            if plain.data_ptr() == 0 and plain.is_cpu:
-                return Measured(Statistics(), None)
             if not plain.is_cpu:
-                measured = Measured(None, next(_SERIALS))
-                self._queue.add(plain, measured)
-                return measured
-            if not _is_inside(plain):
-                return Measured(Statistics(), None)
+                return self._nothing(plain) if plain.numel() == 0 else self._measure_later(plain.detach())
+            if plain.data_ptr() == 0 or not _is_inside(plain):
+                return self._nothing(plain)
+            kind = _KINDS.get(plain.dtype)
+            if kind is not None and not self._is_xor and not plain.is_neg():
+                return self._measure_memory(plain, *kind)
             if self._is_xor:
-                return Measured(array_xor(_bytes(plain)), next(_SERIALS))
+                return Measured(array_xor(_words(plain.detach())), next(_SERIALS))
             return Measured(self._array_statistics(plain), next(_SERIALS))
+
+    def _measure_later(self, tensor: torch.Tensor) -> Measured:
+        measured = Measured(None, next(_SERIALS))
+        self._queue.add(tensor, measured)
+        return measured
 
     def _array_statistics(self, tensor: torch.Tensor) -> Statistics:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             plain = tensor.detach().resolve_conj().resolve_neg()
             if plain.dtype is torch.bfloat16:
                 return array_statistics(plain.view(torch.int16).numpy(), crc=self._wants_crc, bfloat16=True)
+            if plain.dtype in _IN_NUMPY:
+                return array_statistics(plain.numpy(), crc=self._wants_crc)
+            found = Statistics()
             if plain.dtype in _BY_FLOAT:
                 found = array_statistics(plain.float().numpy())
-                if self._wants_crc:
-                    found.crc = array_statistics(plain.view(torch.uint8).numpy(), crc=True).crc
-                return found
-            return array_statistics(plain.numpy(), crc=self._wants_crc)
+            if self._wants_crc:
+                found.crc = array_statistics(_words(plain), crc=True).crc
+            return found
 
     def _nothing(self, tensor: torch.Tensor) -> Measured:
         """An empty tensor, or one without memory."""
@@ -146,7 +149,8 @@ def _is_inside(tensor: torch.Tensor) -> bool:
     return end <= tensor.untyped_storage().nbytes()
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
+def _words(tensor: torch.Tensor) -> np.ndarray:
+    """The elements as integers of the same size."""
     plain = tensor.resolve_conj().resolve_neg()
     if plain.ndim == 0:
         plain = plain.reshape(1)
@@ -175,6 +179,7 @@ _CODES = {
 }
 _KINDS = {dtype: (code, dtype.itemsize) for dtype, code in _CODES.items()}
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_IN_NUMPY = frozenset({*_CODES, torch.complex64, torch.complex128} - {torch.bfloat16})
 _BY_FLOAT = frozenset(
     getattr(torch, name)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
