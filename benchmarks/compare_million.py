@@ -83,11 +83,9 @@ def write_dump(root: Path, n_values: int, layout: str, ranks: int, extra: bool) 
             file.write(
                 f'{{\n "task": "statistics", "level": "L1", "framework": "pytorch"{tail},\n "data": {{'
             )
-            number = 0
             for call in range(n_calls + extra):
                 body = _body(draw, layout) if not (extra and call == 3) else _body(random.Random(1), layout)
-                entry = f"Functional.linear.{number}.forward"
-                number += 1
+                entry = f"Functional.linear.{call}.forward"
                 text = (
                     json.dumps(body) if layout == "ours" else json.dumps(body, indent=1).replace("\n", "\n  ")
                 )

@@ -67,14 +67,18 @@ def _narrow(a: np.ndarray, b: np.ndarray, gaps: list[Gap], pairs: list[tuple[int
 
 
 def _trim(a: np.ndarray, b: np.ndarray, gap: Gap, pairs: list[tuple[int, int]]) -> Gap:
+    """Pair what is equal at both ends, the back first.
+
+    A gap begins where values begin to differ: if one side is longer, the extra element is most likely there.
+    """
     a_from, a_to, b_from, b_to = gap
     n = min(a_to - a_from, b_to - b_from)
-    n_front = _common(a[a_from : a_from + n], b[b_from : b_from + n])
-    pairs += zip(range(a_from, a_from + n_front), range(b_from, b_from + n_front), strict=True)
-    a_from, b_from, n = a_from + n_front, b_from + n_front, n - n_front
     n_back = _common(a[a_to - n : a_to][::-1], b[b_to - n : b_to][::-1])
     pairs += zip(range(a_to - n_back, a_to), range(b_to - n_back, b_to), strict=True)
-    return a_from, a_to - n_back, b_from, b_to - n_back
+    a_to, b_to, n = a_to - n_back, b_to - n_back, n - n_back
+    n_front = _common(a[a_from : a_from + n], b[b_from : b_from + n])
+    pairs += zip(range(a_from, a_from + n_front), range(b_from, b_from + n_front), strict=True)
+    return a_from + n_front, a_to, b_from + n_front, b_to
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -23,7 +23,6 @@ from windtunnel.probe.entry_name import BACKWARD, parse_entry_name
 from windtunnel.probe.match import Match, match_columns
 from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, pair_numbers
 from windtunnel.probe.shard_merge import (
-    AVERAGED,
     COPIED,
     ODD_RANK,
     SPLIT,
@@ -254,17 +253,17 @@ def _values(side: Side, row: int) -> np.ndarray | None:
     arrays = [_read(path) for path in paths if path is not None]
     if len(arrays) != n_parts or any(array is None for array in arrays):
         return None
-    return _joined(arrays, how, int(side.merged.dim[row]))  # type: ignore[arg-type]
+    divisor = float(side.merged.divisor[row])
+    return _joined(arrays, how, int(side.merged.dim[row]), divisor)  # type: ignore[arg-type]
 
 
-def _joined(arrays: list[np.ndarray], how: int, dim: int) -> np.ndarray | None:
+def _joined(arrays: list[np.ndarray], how: int, dim: int, divisor: float) -> np.ndarray | None:
     if len(arrays) == 1:
         return arrays[0]
     try:
         if how == SPLIT:
             return np.concatenate(arrays, axis=dim)
-        total = np.sum([array.astype(np.float64) for array in arrays], axis=0)
-        return total / len(arrays) if how == AVERAGED else total
+        return np.sum([array.astype(np.float64) for array in arrays], axis=0) / divisor
     except ValueError:
         return None  # the files do not have the shapes that the dump says
 

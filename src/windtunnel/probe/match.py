@@ -136,7 +136,9 @@ def _join(a: Columns, b: Columns, entry_a: np.ndarray, entry_b: np.ndarray, n_re
     row_a[np.searchsorted(keys, keys_a)] = rows_a
     row_b[np.searchsorted(keys, keys_b)] = rows_b
     place = keys // n_suffixes
-    first = np.where(row_a >= 0, row_a - a.starts[entry_a[place]], row_b - b.starts[entry_b[place]])
+    offset_a = np.where(row_a >= 0, row_a - a.starts[entry_a[place]], 0)
+    offset_b = np.where(row_b >= 0, row_b - b.starts[entry_b[place]], 0)
+    first = np.maximum(offset_a, offset_b)
     order = np.lexsort((first, place))
     return Match(entry_a, entry_b, n_renamed, place[order], row_a[order], row_b[order])
 

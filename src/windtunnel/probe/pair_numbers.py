@@ -38,6 +38,7 @@ __all__ = [
 
 NOTHING, STATISTICS, SKETCH, VALUES, BITS = 0, 1, 2, 3, 4  # evidence of an error
 
+_CLEARLY = 4  # times less is left once a factor is taken out: chance leaves more than it takes
 _CHUNK = 1 << 17  # pairs at a time: a million sketches twice over would fill the memory
 
 
@@ -169,7 +170,7 @@ def _by_sketch(
     evidence[at] = SKETCH
     times = (x * y).sum(axis=1) / np.square(x).sum(axis=1)
     rest = np.sqrt(np.square(y - times[:, None] * x).sum(axis=1) / SKETCH_NUMBERS) / np.maximum(scale, 1e-300)
-    factor[at] = np.where((found > 0) & (rest < np.abs(times - 1.0) / 8), times, np.nan)
+    factor[at] = np.where((found > 0) & (rest < np.abs(times - 1.0) / _CLEARLY), times, np.nan)
     return factor
 
 

@@ -46,6 +46,7 @@ class Merged:
     how: np.ndarray
     dim: np.ndarray  # along which SPLIT parts follow each other
     n_parts: np.ndarray
+    divisor: np.ndarray  # of a sum over the ranks
 
 
 def unite(ranks: Sequence[Columns]) -> Union:
@@ -105,8 +106,9 @@ def merge_shards(
     _join_split(merged, union, ranks, split, used, wanted, words)
     n_parts = np.where(split, used, n_parts)
     same = np.flatnonzero(is_joined & (dims == _SAME))
-    _join_same(merged, union, ranks, other, row_of_other, same, how)
-    return Merged(replace(union.columns, **merged), how, dim, n_parts)
+    divisor = np.ones(n)
+    _join_same(merged, union, ranks, other, row_of_other, same, how, divisor)
+    return Merged(replace(union.columns, **merged), how, dim, n_parts, divisor)
 
 
 _SAME, _UNLIKE = -1, -2  # instead of a dimension
@@ -171,7 +173,7 @@ def _join_split(
 
 def _join_same(
     merged: dict[str, np.ndarray], union: Union, ranks: Sequence[Columns], other: Columns, row_of_other: np.ndarray,
-    at: np.ndarray, how: np.ndarray,
+    at: np.ndarray, how: np.ndarray, divisor: np.ndarray,
 ) -> None:  # fmt: skip
     """Copies, partial sums, means, or one rank that is off."""
     target = row_of_other[at]
@@ -193,11 +195,10 @@ def _join_same(
     with np.errstate(all="ignore"):
         is_odd = ~is_copy & (np.nanmin(to_other, axis=1) <= _ALIKE)
         worst = np.argmax(np.nan_to_num(to_other, nan=-1.0), axis=1)
-        sum_off = np.square(sketch - other.sketch[target]).sum(axis=1)
-        mean_off = np.square(sketch / n_parts[:, None] - other.sketch[target]).sum(axis=1)
     is_sum = ~is_copy & ~is_odd
     is_known = (has & HAS_SKETCH & other.has[target]) != 0
-    is_mean = mean_off < sum_off
+    by = _divisor(sketch, other.sketch[target], len(ranks))
+    is_mean = (by > 1) & (by == n_parts)
     how[at] = np.select(
         [is_copy, is_odd, ~is_known, is_mean], [COPIED, ODD_RANK, UNKNOWN_SUM, AVERAGED], default=SUMMED
     )
@@ -205,13 +206,22 @@ def _join_same(
         columns, row = ranks[worst[index]], union.rows[at[index], worst[index]]
         for name in _PLAIN:
             merged[name][at[index]] = getattr(columns, name)[row]
-    divisor = np.where(is_mean, n_parts, 1.0)
     rows = at[is_sum]
-    merged["sketch"][rows] = (sketch / divisor[:, None])[is_sum]
+    divisor[rows] = by[is_sum]
+    merged["sketch"][rows] = (sketch / by[:, None])[is_sum]
     merged["statistics"][rows] = 0.0
-    merged["statistics"][rows, 2] = (mean / divisor)[is_sum]
+    merged["statistics"][rows, 2] = (mean / by)[is_sum]
     merged["has"][rows] = np.where(is_known, has, 0)[is_sum]
     merged["has"][rows] &= ~HAS_DIGEST
+
+
+def _divisor(total: np.ndarray, whole: np.ndarray, n_ranks: int) -> np.ndarray:
+    """By what a sum over the ranks has to be divided: 1, their number for a mean, or how often each part is there."""
+    best, nearest = np.ones(len(total)), np.full(len(total), np.inf)
+    for divisor in (d for d in range(1, n_ranks + 1) if n_ranks % d == 0):
+        off = np.square(total / divisor - whole).sum(axis=1)
+        best, nearest = np.where(off < nearest, divisor, best), np.minimum(off, nearest)
+    return best
 
 
 def _apart(a: Columns, row_a: np.ndarray, b: Columns, row_b: np.ndarray) -> np.ndarray:

@@ -86,7 +86,9 @@ class Findings:
         self.only_a += int((found.match.entry_b < 0).sum())
         self.only_b += int((found.match.entry_a < 0).sum())
         errors = found.numbers.error[judged == ROUNDING]
-        self.max_rounding = max(self.max_rounding, float(np.nan_to_num(errors, nan=0.0, posinf=np.inf).max(initial=0.0)))
+        self.max_rounding = max(
+            self.max_rounding, float(np.nan_to_num(errors, nan=0.0, posinf=np.inf).max(initial=0.0))
+        )
         self.notes += [note for note in found.notes if note not in self.notes]
         divergence = find_divergence(found)
         if divergence is None:
