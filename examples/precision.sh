@@ -1,12 +1,16 @@
-# Two trainings, one with a mistake, and where they part. Run by `make probe`.
-set -e
-out=windtunnel-out-precision
+#!/bin/sh
+# Two trainings of the same seed, one with a mistake, and the call at which they part.
+cd "$(dirname "$0")/.." || exit 1
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+out=windtunnel-out/precision
 rm -rf "$out"
-echo "a training as it should be"
-python examples/precision.py --dump "$out/good"
-echo
-echo "the same training with a mistake"
-python examples/precision.py --dump "$out/bad" --mistake
-echo
-echo "windtunnel compare $out/good $out/bad"
-windtunnel compare "$out/good" "$out/bad" || test $? -eq 3
+
+say "python examples/precision.py --dump $out/good"
+python examples/precision.py --dump "$out/good" || exit 1
+
+say "python examples/precision.py --dump $out/bad --mistake"
+python examples/precision.py --dump "$out/bad" --mistake || exit 1
+
+say "windtunnel compare $out/good $out/bad"
+windtunnel compare "$out/good" "$out/bad"
+[ $? -eq 3 ] || { echo "expected: they differ (exit code 3)"; exit 1; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -59,3 +60,19 @@ def test_training_on_less_memory_gives_the_same_losses(tmp_path):
     output = run(tmp_path, str(_EXAMPLES / "rematerialise.py"))
     assert "the same as without: True" in output
     assert int(re.search(r"(\d+) tensors dropped", output).group(1)) > 0
+
+
+def test_the_mistake_of_the_precision_example_is_named(tmp_path):
+    script = str(_EXAMPLES / "precision.py")
+    good = run(tmp_path, script, "--dump", "good")
+    bad = run(tmp_path, script, "--dump", "bad", "--mistake")
+    assert good == bad  # to two decimals the losses hide it
+    done = subprocess.run(
+        [sys.executable, "-m", "windtunnel.commands.main", "compare", "good", "bad", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Functional.layer_norm.2.forward" in json.loads(done.stdout)["first_divergence"]["item"]

@@ -6,6 +6,7 @@ frames ──> (code, position) of each ──> seen before? ──> the same tu
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -13,6 +14,7 @@ from types import CodeType, FrameType
 __all__ = ["CallStacks"]
 
 _OURS = str(Path(__file__).parents[1])
+_OVERRIDES = os.path.join("torch", "overrides.py")
 
 
 class CallStacks:
@@ -32,9 +34,20 @@ class CallStacks:
         identity = tuple(key)
         found = self._stacks.get(identity)
         if found is None:
-            lines = (self._line(code, position) for code, position in identity)
-            found = self._stacks[identity] = tuple(line for line in lines if line is not None)
+            found = self._stacks[identity] = self._lines_of(identity)
         return found
+
+    def _lines_of(self, stack: tuple[tuple[CodeType, int], ...]) -> tuple[str, ...]:
+        lines = []
+        was_override = False
+        for code, position in stack:
+            is_override = code.co_filename.endswith(_OVERRIDES)
+            # A function of torch that asks for modes stands in the stack itself; without us it would not.
+            line = None if is_override or was_override else self._line(code, position)
+            was_override = is_override
+            if line is not None:
+                lines.append(line)
+        return tuple(lines)
 
     def _line(self, code: CodeType, position: int) -> str | None:
         key = (code, position)
