@@ -243,6 +243,17 @@ def test_nothing_of_the_program_changes():
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("mode", ["statistics", "md5", "xor"])
+def test_a_storage_can_be_resized_after_it_was_measured(mode):
+    """Tensor.numpy() would forbid it."""
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.float8_e5m2):
+        tensor = torch.ones(8).to(dtype)
+        if dtype.is_floating_point:
+            tensor[0] = math.inf  # which needs a second look
+        figures(tensor, mode)
+        assert tensor.untyped_storage().resizable()
+
+
 def test_a_dtensor_is_its_local_shard(tmp_path):
     import torch.distributed as dist
     from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh

@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 try:  # the same polynomial, some thirty times faster
-    from isal.isal_zlib import crc32
+    from isal import isal_zlib as library
 except ImportError:
-    from zlib import crc32
+    import zlib as library
 
 __all__ = ["crc32", "crc_text", "xor_text", "xor_words"]
+
+crc32 = library.crc32
 
 
 def crc_text(crc: int) -> str:

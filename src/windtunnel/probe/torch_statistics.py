@@ -15,6 +15,7 @@ import torch
 
 from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, memory_statistics
 from windtunnel.probe.torch_device_statistics import DeviceQueue
+from windtunnel.probe.torch_host_array import host_array
 from windtunnel.probe.torch_memory_cache import MemoryCache
 from windtunnel.probe.torch_plain import PLAIN_TYPES, plain_tensor
 
@@ -113,7 +114,7 @@ class TorchMeter:
             if kind is not None and not self._is_xor and not plain.is_neg():
                 return self._measure_memory(plain, *kind)
             if self._is_xor:
-                return Measured(array_xor(_words(plain.detach())), next(_SERIALS))
+                return Measured(array_xor(_words(plain)), next(_SERIALS))
             return Measured(self._array_statistics(plain), next(_SERIALS))
 
     def _measure_later(self, tensor: torch.Tensor) -> Measured:
@@ -122,18 +123,22 @@ class TorchMeter:
         return measured
 
     def _array_statistics(self, tensor: torch.Tensor) -> Statistics:
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
-            plain = tensor.detach().resolve_conj().resolve_neg()
-            if plain.dtype is torch.bfloat16:
-                return array_statistics(plain.view(torch.int16).numpy(), crc=self._wants_crc, bfloat16=True)
-            if plain.dtype in _IN_NUMPY:
-                return array_statistics(plain.numpy(), crc=self._wants_crc)
-            found = Statistics()
-            if plain.dtype in _BY_FLOAT:
-                found = array_statistics(plain.float().numpy())
-            if self._wants_crc:
-                found.crc = array_statistics(_words(plain), crc=True).crc
-            return found
+        """The way of numpy: for complex numbers and rare types, and where one quick pass is not enough or cannot be."""
+        crc, dtype = self._wants_crc, tensor.dtype
+        if tensor.is_conj() or tensor.is_neg():
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                tensor = tensor.detach().resolve_conj().resolve_neg()
+        if dtype is torch.bfloat16:
+            return array_statistics(host_array(tensor, np.int16), crc=crc, bfloat16=True)
+        if dtype in _IN_NUMPY:
+            return array_statistics(host_array(tensor, _IN_NUMPY[dtype]), crc=crc)
+        found = Statistics()
+        if dtype in _BY_FLOAT:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                found = array_statistics(tensor.detach().float().numpy())
+        if crc:
+            found.crc = array_statistics(_words(tensor), crc=True).crc
+        return found
 
     def _nothing(self, tensor: torch.Tensor) -> Measured:
         """An empty tensor, or one without memory."""
@@ -150,14 +155,10 @@ def _is_inside(tensor: torch.Tensor) -> bool:
 
 
 def _words(tensor: torch.Tensor) -> np.ndarray:
-    """The elements as integers of the same size."""
-    plain = tensor.resolve_conj().resolve_neg()
-    if plain.ndim == 0:
-        plain = plain.reshape(1)
-    try:
-        return plain.view(_WORDS[plain.element_size()]).numpy()
-    except (KeyError, RuntimeError):  # a type of 16 bytes
-        return plain.contiguous().view(torch.uint8).numpy()
+    """The elements as integers of the same size, or complex numbers: nothing is computed with them."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    return host_array(tensor, _WORDS[tensor.element_size()])
 
 
 _SERIALS = itertools.count(1)
@@ -178,8 +179,12 @@ _CODES = {
     torch.bool: "?",
 }
 _KINDS = {dtype: (code, dtype.itemsize) for dtype, code in _CODES.items()}
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_IN_NUMPY = frozenset({*_CODES, torch.complex64, torch.complex128} - {torch.bfloat16})
+_WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+_IN_NUMPY = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in (*_CODES, torch.complex64, torch.complex128)
+    if dtype is not torch.bfloat16
+}
 _BY_FLOAT = frozenset(
     getattr(torch, name)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
