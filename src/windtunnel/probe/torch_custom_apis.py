@@ -10,7 +10,7 @@ function calls inside is not recorded, modules it calls are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -35,12 +35,13 @@ class CustomApis:
         self._collector: Collector | None = None
         self._writer: CallWriter | None = None
         self._scopes: Scopes | None = None
-        self._mode: Any = None
+        self._modes: tuple[Any, ...] = ()
         self._is_on = False
 
-    def connect(self, collector: Collector, writer: CallWriter, scopes: Scopes, mode: Any) -> None:
-        """Record into this collector from now on; `mode` records torch's APIs (None: no mode does)."""
-        self._collector, self._writer, self._scopes, self._mode = collector, writer, scopes, mode
+    def connect(self, collector: Collector, writer: CallWriter, scopes: Scopes, modes: Sequence[Any]) -> None:
+        """Record into this collector from now on; `modes` are those that record torch's APIs."""
+        self._collector, self._writer, self._scopes = collector, writer, scopes
+        self._modes = tuple(modes)
 
     def install(self, model: Any = None) -> None:
         self._is_on = True
@@ -53,7 +54,7 @@ class CustomApis:
 
     def register(self, module: Any, api: str, api_prefix: str | None = None) -> None:
         """Record `module.api` as `{api_prefix}.{api}`; the prefix is the name of the module if none is given."""
-        prefix = getattr(module, "__name__", "Custom") if not api_prefix else api_prefix
+        prefix = api_prefix or getattr(module, "__name__", "Custom")
         if not isinstance(prefix, str) or not isinstance(api, str):
             wrong = prefix if isinstance(api, str) else api
             raise UsageError(
@@ -100,7 +101,7 @@ class CustomApis:
                 call = self._open(key, args, kwargs)
             except Exception as error:
                 collector.guard(f"the inputs of {key}", error)
-            with hidden(self._mode):
+            with hidden(*self._modes):
                 result = original(*args, **kwargs)
             if call is not None:
                 try:

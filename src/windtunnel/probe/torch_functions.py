@@ -9,7 +9,7 @@ that only carry other code (checkpoints, those of torch itself) stay open: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +27,15 @@ _PREFIX = "Function"
 
 
 class FunctionUnits:
-    """Records subclasses of torch.autograd.Function; `mode` records APIs and is hidden inside of them."""
+    """Records subclasses of torch.autograd.Function; `modes` record APIs and are hidden inside of them."""
 
-    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, mode: Any) -> None:
+    def __init__(
+        self, collector: Collector, writer: CallWriter, scopes: Scopes, modes: Sequence[Any]
+    ) -> None:
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
-        self.mode = mode
+        self.modes = tuple(modes)
         self._swaps = CodeSwaps()
 
     def install(self, model: Any = None) -> None:
@@ -57,7 +59,7 @@ class FunctionUnits:
             call = self._open(kind, args[1:], kwargs)
         except Exception as error:
             self.collector.guard(f"the inputs of {kind.__name__}", error)
-        with hidden(self.mode):
+        with hidden(*self.modes):
             result = original(*args, **kwargs)
         if call is not None:
             try:
@@ -81,7 +83,7 @@ class FunctionUnits:
     def _run_backward(self, original: Callable, args: tuple, kwargs: dict) -> Any:
         if _is_open(getattr(args[0], "_forward_cls", None)):
             return original(*args, **kwargs)
-        with hidden(self.mode):
+        with hidden(*self.modes):
             return original(*args, **kwargs)
 
 

@@ -9,7 +9,9 @@ the number of that node was noted when the call made it.
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +53,7 @@ class KernelMode(TorchDispatchMode):
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
-        self.is_recording = False
+        self.switch = _Switch()
         self.has_views = collector.config.risk_level == "ALL"
         self._names: dict[Any, str | None] = {}
         self._own: dict[type, int] = {}
@@ -66,7 +68,7 @@ class KernelMode(TorchDispatchMode):
         if kind is _WRAPPER:
             return NotImplemented  # DTensor and its like: what they run on their parts are the kernels
         step = self.collector.step
-        if step is None or not self.is_recording or self.scopes.is_quiet or kind is _PRETENDER:
+        if step is None or not self.switch.is_on or self.scopes.is_quiet or kind is _PRETENDER:
             return func(*args, **kwargs)
         call = None
         try:
@@ -141,6 +143,19 @@ class KernelMode(TorchDispatchMode):
                 self._noted.add(name)
                 step.folder.add_parent(name, above)
             above = name
+
+    def for_thread(self) -> KernelMode:
+        """The same for another thread: torch keeps in a mode what was on before it in its thread."""
+        twin = copy.copy(self)
+        for flags in _FLAGS:
+            setattr(twin, flags, deque([False]))
+        return twin
+
+
+class _Switch:
+    """Shared by the modes of all threads: a thread that outlives stop keeps its mode, which then does nothing."""
+
+    is_on = False
 
 
 _PLAIN, _WRAPPER, _PRETENDER = range(3)  # of several kinds among the arguments the last counts
@@ -250,12 +265,12 @@ class KernelSwitch:
         self.mode = mode
 
     def install(self, model: Any = None) -> None:
-        self.mode.is_recording = True
+        self.mode.switch.is_on = True
         if not is_on(self.mode):
             self.mode.__enter__()
 
     def remove(self) -> None:
-        self.mode.is_recording = False
+        self.mode.switch.is_on = False
         if not is_on(self.mode):
             return
         if torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1) is self.mode:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_apis import ApiMode, OperatorNames
+from windtunnel.probe.torch_backward import BackwardModes, InBackward
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_collectives import Collectives
 from windtunnel.probe.torch_custom_apis import CustomApis
@@ -41,22 +42,24 @@ def parts_for(
     if level == "L2":
         return _kernels(collector, writer, scopes)
     parts: list[Part] = []
+    modes: list[Any] = []
     if level in ("L0", "mix"):
         parts.append(ModuleHooks(collector, writer, scopes))
     if level in ("L1", "mix"):
         names = OperatorNames()
         mode = ApiMode(collector, writer, scopes, names)
+        modes = [mode, InBackward(mode)]
         parts += [
             names,
             ModeSwitch(mode),
             ThreadModes([mode], scopes),
-            FunctionUnits(collector, writer, scopes, mode),
+            BackwardModes(modes[1:]),
+            FunctionUnits(collector, writer, scopes, modes),
             Collectives(collector, writer, scopes),
-            custom_apis,
         ]
-        custom_apis.connect(collector, writer, scopes, mode)
     if level in ("L0", "L1", "mix"):
-        parts.append(OptimizerScope(collector, scopes))
+        custom_apis.connect(collector, writer, scopes, modes)
+        parts += [OptimizerScope(collector, scopes), custom_apis]
     return parts
 
 
@@ -69,6 +72,7 @@ def _kernels(collector: Collector, writer: CallWriter, scopes: Scopes) -> list[P
         names,
         ModeSwitch(places),
         OptimizerScope(collector, scopes),
+        BackwardModes([InBackward(places)]),
         KernelSwitch(kernels),
         ThreadModes([places, kernels], scopes),
     ]

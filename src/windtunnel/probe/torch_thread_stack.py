@@ -46,13 +46,13 @@ def take_off(mode: Any) -> list[Any] | None:
 
 
 @contextmanager
-def hidden(mode: Any) -> Iterator[None]:
-    """Run a block as if the mode were not there, then put it back where it stood."""
-    above = None if mode is None else take_off(mode)
+def hidden(*modes: Any) -> Iterator[None]:
+    """Run a block as if the modes were not there, then put them back where they stood."""
+    taken = [(mode, above) for mode in modes if (above := take_off(mode)) is not None]
     try:
         yield
     finally:
-        if above is not None:
+        for mode, above in reversed(taken):
             _put_below(mode, above)
 
 

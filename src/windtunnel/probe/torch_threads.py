@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from windtunnel.probe.torch_scopes import Scopes
-from windtunnel.probe.torch_thread_stack import is_on, put_on, take_off
+from windtunnel.probe.torch_thread_stack import put_on, take_off
 
 __all__ = ["ThreadModes"]
 
@@ -96,30 +96,38 @@ class ThreadModes:
 
     @contextmanager
     def _on(self) -> Iterator[None]:
-        mine = self._put()
+        is_mine = self._put()
         try:
             yield
         finally:
-            for mode in mine:
-                take_off(mode)
+            if is_mine:
+                self._take()
 
-    def _put(self) -> list[Any]:
-        """Put our modes on in this thread; return those that were not on yet."""
-        if not self.is_installed or threading.get_ident() == self._home:
-            return []
-        mine = [mode for mode in self.modes if not is_on(mode)]
-        for mode in mine:
+    def _put(self) -> bool:
+        """Put our modes on in this thread; False if they are on already."""
+        if (
+            not self.is_installed
+            or threading.get_ident() == self._home
+            or getattr(self._local, "modes", None)
+        ):
+            return False
+        self._local.modes = [
+            mode.for_thread() if hasattr(mode, "for_thread") else mode for mode in self.modes
+        ]
+        for mode in self._local.modes:
             put_on(mode)
-        return mine
+        return True
+
+    def _take(self) -> None:
+        modes, self._local.modes = self._local.modes, None
+        for mode in modes:
+            take_off(mode)
 
     def _before_module(self, module: nn.Module, args: tuple) -> None:
-        if threading.get_ident() != self._home and getattr(self._local, "module", None) is None:
-            mine = self._put()
-            if mine:
-                self._local.module, self._local.modes = module, mine
+        if threading.get_ident() != self._home and self._put():
+            self._local.module = module
 
     def _after_module(self, module: nn.Module, args: tuple, output: Any) -> None:
         if threading.get_ident() != self._home and getattr(self._local, "module", None) is module:
             self._local.module = None
-            for mode in self._local.modes:
-                take_off(mode)
+            self._take()

@@ -1,0 +1,79 @@
+"""APIs that run in a backward: those of a checkpoint that computes its forward again, of the user's hooks.
+
+    loss.backward() ──> torch takes every function mode off ──> engine ──> checkpoint ──> F.linear, unseen
+                                     we put ours on here ──────────^
+
+torch asks the modes whether they want `backward` for themselves, and while it runs they are off. Its engine is
+started by one Python function, and there they are put on again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from windtunnel.probe.code_swap import CodeSwaps
+from windtunnel.probe.torch_thread_stack import is_on, put_on, take_off
+
+__all__ = ["BackwardModes", "InBackward"]
+
+_OURS = str(Path(__file__).parents[1])
+
+
+class InBackward(TorchFunctionMode):
+    """Stands for a mode while a backward runs: it sees what that one would see, except our own work in hooks."""
+
+    def __init__(self, mode: TorchFunctionMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if _is_ours(sys._getframe(1)):
+            return function(*args, **(kwargs or {}))
+        return self.mode.__torch_function__(function, types, args, kwargs)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    # The thin methods for operators (`x + y`) are ours in every call; who called them is the question.
+    while frame is not None and frame.f_code.co_name.startswith("__"):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_name == "method":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
+
+
+class BackwardModes:
+    """Has the modes on while autograd runs backward."""
+
+    def __init__(self, modes: Sequence[InBackward]) -> None:
+        self.modes = tuple(modes)
+        self._swaps = CodeSwaps()
+
+    def install(self, model: Any = None) -> None:
+        run = getattr(torch.autograd.graph, "_engine_run_backward", None)
+        if run is not None:
+            self._swaps.swap(run, self._run)
+
+    def remove(self) -> None:
+        self._swaps.restore()
+
+    def end_step(self) -> None:
+        """Nothing is left after stop."""
+
+    def _run(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        mine = [mode for mode in self.modes if not is_on(mode) and not is_on(mode.mode)]
+        for mode in mine:
+            put_on(mode)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for mode in mine:
+                take_off(mode)
