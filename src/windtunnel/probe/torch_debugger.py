@@ -110,16 +110,12 @@ class Debugger:
             tokens.close()
         self._remove()
         self._safely(self.collector.flush)
+        self.meter.forget()  # until the next start memory may be written behind torch's back
 
     def step(self) -> None:
         """End the step: its files are complete, and the counters begin anew."""
         self.stop()
-        self._safely(self.writer.finish_partial)
-        for part in self.parts:
-            self._safely(part.end_step)
-        self._safely(self.points.end_step)
-        self._safely(self._name_by_rank)
-        self._safely(self.collector.end_step)
+        self.step_over()
         self._step += 1
         last = self.config.last_step
         if last is not None and self._step == last + 1:
@@ -242,9 +238,13 @@ class Debugger:
 
     def step_over(self) -> None:
         """Complete the files of an open step without counting it."""
+        self._safely(self.writer.finish_partial)
         for part in self.parts:
             self._safely(part.end_step)
+        self._safely(self.points.end_step)
+        self._safely(self._name_by_rank)
         self._safely(self.collector.end_step)
+        self.meter.forget()
 
     def _safely(self, work: Callable[[], Any]) -> None:
         try:
