@@ -157,7 +157,7 @@ def _einsum_vecdot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # A mean square below the first may have lost squares that the type cannot hold; sums of values above the second, weighted
 # for the sketch, may overflow it.
-_SINGLE, _DOUBLE = (1e-31, 1e36), (1e-292, 1e300)
+_SINGLE, _DOUBLE = (1e-31, 1e30), (1e-292, 1e300)
 _vecdot = getattr(np, "vecdot", _einsum_vecdot)  # numpy 2
 _HIGH_HALF = 1 if np.little_endian else 0
 _MOST_WEIGHTS = 4096  # 1 KiB each

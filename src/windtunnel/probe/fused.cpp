@@ -61,9 +61,9 @@ static PyObject *range_end(char code, double value, int64_t exact) {
     }
 }
 
-static PyObject *sketch_of(const Totals &totals, int64_t used) {
+static PyObject *sketch_of(const Totals &totals, int64_t used, bool is_single) {
     double numbers[NUMBERS];
-    finish_sketch(totals, used, numbers);
+    (is_single ? finish_single : finish_double)(totals, used, numbers);
     PyObject *sketch = PyTuple_New(NUMBERS);
     for (int k = 0; sketch && k < NUMBERS; k++) PyTuple_SET_ITEM(sketch, k, PyFloat_FromDouble(numbers[k]));
     return sketch;
@@ -71,7 +71,7 @@ static PyObject *sketch_of(const Totals &totals, int64_t used) {
 
 // As needs_care in array_totals.py.
 static bool needs_care(const Totals &t, int64_t n, bool is_single) {
-    const double large = is_single ? 1e36 : 1e300;
+    const double large = is_single ? 1e30 : 1e300;
     if (t.squares < double(n) * (is_single ? 1e-31 : 1e-292)) return t.high != 0 || t.low != 0;
     return !(-large < t.low && t.low <= t.high && t.high < large && t.squares < INFINITY && std::isfinite(t.total));
 }
@@ -147,7 +147,8 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
                          range_end(type->code, totals.low, totals.int_low),
                          is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(totals.total / double(g.count)),
                          is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(std::sqrt(totals.squares)), 0, 0,
-                         (long long)totals.zeros, sketch_of(totals, used), checksum ? hash : Py_NewRef(Py_None));
+                         (long long)totals.zeros, sketch_of(totals, used, type->is_single),
+                         checksum ? hash : Py_NewRef(Py_None));
 }
 
 static PyObject *see(PyObject *, PyObject *const *args, Py_ssize_t n_args) {

@@ -34,6 +34,12 @@ static void merge_dims(Geometry &g) {
     g.dims = kept;
 }
 
+#if defined(__clang__)  // has no shuffle whose places are computed
+constexpr bool CAN_SHUFFLE = false;
+template <class S> INLINE void transpose(const char *, int64_t, S *, int64_t) {}
+#else
+constexpr bool CAN_SHUFFLE = true;
+
 // n lines of n elements at `from`, `step` bytes apart, to n lines at `to`: rows become columns.
 template <class S> INLINE void transpose(const char *from, int64_t step, S *to, int64_t to_step) {
     typedef typename Vector<S>::type V;
@@ -50,6 +56,7 @@ template <class S> INLINE void transpose(const char *from, int64_t step, S *to, 
     }
     for (int i = 0; i < n; i++) std::memcpy(to + i * to_step, &lines[i], sizeof(V));
 }
+#endif
 
 template <class S>
 INLINE void copy_slowly(const char *from, S *to, int64_t rows, int64_t columns, int64_t row_step, int64_t step,
@@ -72,7 +79,7 @@ INLINE void copy_plane(const char *from, S *to, int64_t rows, int64_t columns, i
         for (int64_t r = 0; r < rows; r += TILE) {
             const int64_t height = rows - r < TILE ? rows - r : TILE;
             const char *corner = from + r * row_step + c * step;
-            if (sizeof(S) >= 4 && row_step == int64_t(sizeof(S)) && width == TILE && height == TILE)
+            if (CAN_SHUFFLE && sizeof(S) >= 4 && row_step == int64_t(sizeof(S)) && width == TILE && height == TILE)
                 transpose(corner, step, to + r * columns + c, columns);
             else
                 copy_slowly(corner, to + r * columns + c, height, width, row_step, step, columns);

@@ -10,8 +10,11 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+// The dynamic linker of glibc picks the clone for the machine at hand.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FASTEST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FASTEST
 #endif
@@ -20,7 +23,7 @@
 constexpr int64_t ROW = 1024, FOLDS = 2, NUMBERS = 8;
 constexpr int64_t BLOCK = 64 * ROW;      // elements summed in float32 before they are added up in float64
 
-static double COLUMNS[NUMBERS][ROW];
+static float COLUMNS[NUMBERS][ROW];
 
 struct Totals {
     double high, low, total, squares;
@@ -265,22 +268,36 @@ static const Type TYPES[] = {
     {'Q', 8, false, add_u64},
 };
 
-FASTEST static void finish_sketch(const Totals &totals, int64_t used, double *numbers) {
+// The weighted sums of the columns, in the type that the values were summed in.
+template <class T> INLINE void add_columns(const Totals &totals, int64_t used, double *numbers) {
+    typedef typename Vector<T>::type V;
+    constexpr int64_t LANES = 64 / sizeof(T);
     constexpr int EACH = NUMBERS / FOLDS;  // numbers that share a fold
-    const int64_t whole = used / 8 * 8;
+    const int64_t whole = used / LANES * LANES;
     for (int fold = 0; fold < FOLDS; fold++) {
         const double *values = totals.folds[fold];
-        const double (*columns)[ROW] = COLUMNS + fold * EACH;
-        Doubles sums[EACH] = {};
-        for (int64_t c = 0; c < whole; c += 8) {
-            const Doubles a = read<Doubles>(values + c);
-            for (int k = 0; k < EACH; k++) sums[k] += read<Doubles>(columns[k] + c) * a;
+        const float(*columns)[ROW] = COLUMNS + fold * EACH;
+        V sums[EACH] = {};
+        for (int64_t c = 0; c < whole; c += LANES) {
+            V value, weight;
+            for (int64_t i = 0; i < LANES; i++) value[i] = T(values[c + i]);
+            for (int k = 0; k < EACH; k++) {
+                for (int64_t i = 0; i < LANES; i++) weight[i] = T(columns[k][c + i]);
+                sums[k] += weight * value;
+            }
         }
         for (int k = 0; k < EACH; k++) {
             double sum = 0;
-            for (int i = 0; i < 8; i++) sum += sums[k][i];
-            for (int64_t c = whole; c < used; c++) sum += columns[k][c] * values[c];
+            for (int64_t i = 0; i < LANES; i++) sum += double(sums[k][i]);
+            for (int64_t c = whole; c < used; c++) sum += double(columns[k][c]) * values[c];
             numbers[fold * EACH + k] = sum;
         }
     }
+}
+
+FASTEST static void finish_single(const Totals &totals, int64_t used, double *numbers) {
+    add_columns<float>(totals, used, numbers);
+}
+FASTEST static void finish_double(const Totals &totals, int64_t used, double *numbers) {
+    add_columns<double>(totals, used, numbers);
 }

@@ -48,8 +48,7 @@ class MemoryCache:
         entry = self._entries.get(place)
         if entry is None or entry[0]() is not storage:
             return None
-        address, shape, strides = place[:3]
-        return entry[2] if glimpse(address, item_size, shape, strides) == entry[1] else None
+        return entry[2] if glimpse(place[0], item_size, place[1], place[2]) == entry[1] else None
 
     def remember(self, place: tuple, storage: torch.UntypedStorage, item_size: int, value: Any) -> None:
         """Remember what was measured of the values that are there now."""
@@ -58,8 +57,7 @@ class MemoryCache:
         entries = self._entries
         if len(entries) >= _MOST:
             entries.clear()
-        address, shape, strides = place[:3]
-        entries[place] = ref(storage), glimpse(address, item_size, shape, strides), value
+        entries[place] = ref(storage), glimpse(place[0], item_size, place[1], place[2]), value
 
     def clear(self) -> None:
         self._entries.clear()

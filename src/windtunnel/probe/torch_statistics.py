@@ -51,12 +51,10 @@ class TorchMeter:
     def measure(self, tensor: torch.Tensor) -> Measured:
         """Measure a tensor as it is now; never raises: a tensor that cannot be measured has statistics of None."""
         try:
-            with _NO_FUNCTIONS():
-                if type(tensor) in PLAIN_TYPES:
-                    kind = _KINDS.get(tensor.dtype)
-                    if kind is not None and tensor.is_cpu and not self._is_xor and not tensor.is_neg():
-                        return self._measure_memory(tensor, *kind)
-                return self._measure_any(tensor)
+            if _count_modes():
+                with _NO_FUNCTIONS():
+                    return self._measure_now(tensor)
+            return self._measure_now(tensor)
         except Exception:
             # A wrapped tensor has no address, a nested one no shape: torch says so by many kinds of errors.
             return self._measure_odd(tensor)
@@ -69,8 +67,17 @@ class TorchMeter:
         """Measure every tensor anew from here on: call it where memory may have been written behind torch's back."""
         self._cache.clear()
 
-    def _measure_memory(self, tensor: torch.Tensor, code: str, item_size: int) -> Measured:
+    def _measure_now(self, tensor: torch.Tensor) -> Measured:
+        if type(tensor) in PLAIN_TYPES:
+            kind = _KINDS.get(tensor.dtype)
+            if kind is not None and tensor.is_cpu and not self._is_xor and not tensor.is_neg():
+                return self._measure_memory(tensor, kind)
+        with _NO_FUNCTIONS():
+            return self._measure_any(tensor)
+
+    def _measure_memory(self, tensor: torch.Tensor, kind: tuple[str, int]) -> Measured:
         """The quick way: no operation of torch is called."""
+        code, item_size = kind
         address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
         if address == 0:
             return self._nothing(tensor)
@@ -112,7 +119,7 @@ class TorchMeter:
                 return self._nothing(plain)
             kind = _KINDS.get(plain.dtype)
             if kind is not None and not self._is_xor and not plain.is_neg():
-                return self._measure_memory(plain, *kind)
+                return self._measure_memory(plain, kind)
             if self._is_xor:
                 return Measured(array_xor(_words(plain)), next(_SERIALS))
             return Measured(self._array_statistics(plain), next(_SERIALS))
@@ -163,6 +170,7 @@ def _words(tensor: torch.Tensor) -> np.ndarray:
 
 _SERIALS = itertools.count(1)
 _NO_FUNCTIONS = torch._C.DisableTorchFunction  # neither subclasses nor modes see what is called within
+_count_modes = torch._C._len_torch_function_stack
 _CODES = {
     torch.float32: "f",
     torch.bfloat16: "E",
