@@ -110,6 +110,7 @@ class Collectives:
                 result = original(*args, **kwargs)
             finally:
                 self.scopes.is_quiet = False
+                self.writer.elements.meter.forget()  # it writes into tensors without raising their version
             if call is not None:
                 call.arguments = _SENT_ONLY.get(api, _all)(*args, *kwargs.values())
                 works = [
@@ -175,7 +176,6 @@ class _Collective:
         pieces: Pieces = ["{", *self.inputs]
         if has_arrived and self.writer.has_output and not self.writer.has_structure_only:
             pieces.append(', "output": ' if self.inputs else '"output": ')
-            # The library writes into tensors without raising their version: what was measured is out of date.
             self.writer.elements.meter.forget()
             self._listed(pieces, self.arguments, f"{self.name}.output")
         pieces.append("}")

@@ -36,6 +36,7 @@ _NOT_KERNELS = frozenset(
     """.split()
 )
 _QUIET_NAMESPACES = ("profiler", "prim", "prims")
+_COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _PRETENDERS = ("FakeTensor", "FunctionalTensor")  # tensors of a compiler at work: nothing runs
 
 
@@ -55,7 +56,7 @@ class KernelMode(TorchDispatchMode):
         self.scopes = scopes
         self.switch = _Switch()
         self.has_views = collector.config.risk_level == "ALL"
-        self._names: dict[Any, str | None] = {}
+        self._kernels: dict[Any, _Kernel | None] = {}
         self._own: dict[type, int] = {}
         self._places = _Places()
         self._noted: set[str] = set()  # calls whose parents are in construct.json already
@@ -78,7 +79,7 @@ class KernelMode(TorchDispatchMode):
         result = func(*args, **kwargs)
         if call is not None:
             try:
-                call.end(func, result)
+                call.end(result)
             except Exception as error:
                 self.collector.guard(f"the outputs of {call.entry}", error)
         return result
@@ -111,10 +112,11 @@ class KernelMode(TorchDispatchMode):
             parents = tuple(self.scopes.stack)
             if torch.is_grad_enabled():
                 self._places.note(parents)
-        name = self._names[func] if func in self._names else self._learn(func)
+        kernel = self._kernels[func] if func in self._kernels else self._learn(func)
         writer = self.writer
-        if name is None or not (writer.has_backward if is_backward else writer.has_forward):
+        if kernel is None or not (writer.has_backward if is_backward else writer.has_forward):
             return None
+        name = kernel.name
         # Counted apart: forward numbers stay the same whether or not a backward ran in between.
         if is_backward:
             entry = f"{name}.{step.number(f'{name}.backward')}.backward"
@@ -124,17 +126,17 @@ class KernelMode(TorchDispatchMode):
         if not selection.is_open and not selection.wants(entry, parents):
             return None
         self._note_parents(step, parents)
-        return _KernelCall(self, step, entry, parents, args, kwargs)
+        return _KernelCall(self, step, kernel, entry, parents, *kernel.inputs(args, kwargs))
 
-    def _learn(self, func: Any) -> str | None:
-        name = None
+    def _learn(self, func: Any) -> _Kernel | None:
+        kernel = None
         if isinstance(func, OpOverload):
             space, _, op = func._schema.name.partition("::")
             is_move = func.is_view or torch.Tag.inplace_view in func.tags or op in _NOT_KERNELS
             if space not in _QUIET_NAMESPACES and (self.has_views or not is_move):
-                name = f"{'Aten' if space == 'aten' else space}.{op}"
-        self._names[func] = name
-        return name
+                kernel = _Kernel(func, space, op)
+        self._kernels[func] = kernel
+        return kernel
 
     def _note_parents(self, step: StepOutput, parents: tuple[str, ...]) -> None:
         above = None
@@ -161,15 +163,55 @@ class _Switch:
 _PLAIN, _WRAPPER, _PRETENDER = range(3)  # of several kinds among the arguments the last counts
 
 
+class _Kernel:
+    """What is known of a kernel by its schema."""
+
+    __slots__ = ("has_output", "hidden", "is_mutable", "name")
+
+    def __init__(self, func: OpOverload, space: str, op: str) -> None:
+        self.name = f"{'Aten' if space == 'aten' else space}.{op}"
+        is_sent = space in _COMMUNICATION
+        self.is_mutable = func._schema.is_mutable or is_sent  # the schemas of collectives do not say so
+        # Memory that is only written into holds anything before: not an input, and different in every run.
+        self.hidden = frozenset(
+            key
+            for index, argument in enumerate(func._schema.arguments)
+            if argument.is_out or (is_sent and (argument.name.startswith("out") or op.startswith("recv")))
+            for key in (index, argument.name)
+        )
+        # A collective returns before anything has arrived; its result is that of the kernel that waits.
+        self.has_output = not is_sent or op == "wait_tensor"
+
+    def inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if not self.hidden:
+            return args, kwargs
+        return (
+            tuple(None if index in self.hidden else value for index, value in enumerate(args)),
+            {key: None if key in self.hidden else value for key, value in kwargs.items()},
+        )
+
+
 class _KernelCall:
     """A kernel that is about to run: its inputs are taken now, for it may overwrite them."""
 
-    __slots__ = ("entry", "frames", "inputs", "is_backward", "mode", "parent", "pieces", "step", "store")
+    __slots__ = (
+        "entry",
+        "frames",
+        "inputs",
+        "is_backward",
+        "kernel",
+        "mode",
+        "parent",
+        "pieces",
+        "step",
+        "store",
+    )
 
     def __init__(
         self,
         mode: KernelMode,
         step: StepOutput,
+        kernel: _Kernel,
         entry: str,
         parents: tuple[str, ...],
         args: tuple,
@@ -177,6 +219,7 @@ class _KernelCall:
     ) -> None:
         self.mode = mode
         self.step = step
+        self.kernel = kernel
         self.entry = entry
         self.parent = parents[-1] if parents else None
         self.is_backward = entry.endswith(".backward")
@@ -201,11 +244,11 @@ class _KernelCall:
             out.append(', "input_kwargs": ')
             elements.named(out, kwargs, f"{self.entry}.kwargs", self.store)
 
-    def end(self, func: Any, result: Any) -> None:
+    def end(self, result: Any) -> None:
         """The kernel has run: write the entry."""
         writer = self.mode.writer
         outputs = result if isinstance(result, (tuple, list)) else (result,)
-        if func._schema.is_mutable:
+        if self.kernel.is_mutable:
             # The version of a tensor is raised after its kernel, so what was measured before would look unchanged.
             writer.elements.meter.forget()
         if writer.overflow is not None:
@@ -213,7 +256,7 @@ class _KernelCall:
                 return
             self.store = self.step.store
             self._take_inputs(*self.inputs)
-        if writer.has_output:
+        if writer.has_output and self.kernel.has_output:
             self.pieces.append(', "output": ' if self.pieces else '"output": ')
             writer.elements.listed(self.pieces, outputs, f"{self.entry}.output", self.store)
         self.mode.collector.put(
