@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.probe.code_swap import CodeSwaps
+from windtunnel.probe.code_swap import CodeSwaps, Recorder
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_elements import Pieces
@@ -74,18 +74,14 @@ class Collectives:
         self.writer = writer
         self.scopes = scopes
         self._swaps = CodeSwaps()
+        self._recorders: list[tuple[Callable, Recorder]] | None = None
         self._waits = WorkWatch(self._safely)
 
     def install(self, model: Any = None) -> None:
-        if not dist.is_available():
-            return
-        for api, received in _RECEIVED.items():
-            function = getattr(dist, api, None) or getattr(dist.distributed_c10d, api, None)
-            if function is not None and self.collector.selection.wants_api("Distributed", api):
-                names = list(inspect.signature(function).parameters)
-                self._swaps.swap(
-                    function, self._recorder(api, received, {names[index] for index in received})
-                )
+        if self._recorders is None:
+            self._recorders = self._make_recorders()
+        for function, recorder in self._recorders:
+            self._swaps.swap(function, recorder)
 
     def remove(self) -> None:
         self._swaps.restore()
@@ -95,7 +91,17 @@ class Collectives:
         """What nobody waited for is written as far as it is known."""
         self._waits.finish_all()
 
-    def _recorder(self, api: str, received: tuple[int, ...], names: set[str]) -> Callable:
+    def _make_recorders(self) -> list[tuple[Callable, Recorder]]:
+        made: list[tuple[Callable, Recorder]] = []
+        for api, received in _RECEIVED.items() if dist.is_available() else ():
+            function = getattr(dist, api, None) or getattr(dist.distributed_c10d, api, None)
+            if function is not None and self.collector.selection.wants_api("Distributed", api):
+                names = list(inspect.signature(function).parameters)
+                recorder = self._recorder(api, received, {names[index] for index in received})
+                made.append((inspect.unwrap(function), recorder))
+        return made
+
+    def _recorder(self, api: str, received: tuple[int, ...], names: set[str]) -> Recorder:
         def record(original: Callable, args: tuple, kwargs: dict) -> Any:
             step = self.collector.step
             if step is None or self.scopes.is_quiet:
