@@ -117,7 +117,12 @@ class CompiledModuleHooks(ModuleHooks):
 
 
 def _tracing_notes() -> bool:
-    return tracing_notes()
+    """Called while tracing. A checkpoint, a branch, a loop is a graph in the graph: torch runs those as it likes."""
+    if not tracing_notes():
+        return False
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().output.current_tracer.parent is None
 
 
 # What torch.compiler.assume_constant_result does, without loading Dynamo: called while tracing, its answer is fixed.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from windtunnel.probe.torch_gradients import Call, Edges
+from windtunnel.probe.torch_gradients import LEAF, Call, Edges
 
 __all__ = ["Sink", "connect", "define_ops", "trace_notes", "tracing_notes"]
 
@@ -139,8 +139,25 @@ def _leave_traced(tensors: list, integers: list, reals: list, plan: str, name: s
         marks = ["".join("-" if g is None else "t" for g in side) for side in (grad_outputs, grad_inputs)]
         torch.ops.windtunnel.gradients(found, number, "/".join(marks), name)
 
-    Call(edges, outputs, done, _finish_later, _failed, flags)
+    try:
+        _TracedCall(edges, outputs, done, _finish_later, _failed, flags)
+    except Exception as error:  # the graph is traced without this note
+        _failed(error)
     return number
+
+
+class _TracedCall(Call):
+    """A call in a trace, where the inputs of the graph have a node that torch takes for a leaf and that is none."""
+
+    __slots__ = ()
+
+    def _walk(self, edges: Edges, nodes: dict[int, Any]) -> None:
+        super()._walk(edges, nodes)
+        for node in nodes.values():
+            for position, (target, number) in enumerate(node.next_functions):
+                found = edges.nodes.get((id(target), number))
+                if found is not None and target._sequence_nr() == LEAF:
+                    self.edges_of.setdefault(id(node), []).append((position, found[1]))
 
 
 def _begun(name: str) -> tuple[Edges, list[bool]] | None:

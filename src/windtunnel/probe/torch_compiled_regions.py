@@ -99,12 +99,13 @@ class CompiledRegions:
             self._replace(context, _CACHE, _Instead(_CACHE, self._cache))
         original = eval_frame._callback_from_stance
         self._replace(eval_frame, "_callback_from_stance", self._compiling(original))
+        self._replace(eval_frame, "_maybe_set_eval_frame", self._left(eval_frame._maybe_set_eval_frame))
         hooks = nn.modules.module
         self._replace(hooks, "_has_any_global_hook", self._has_others_hook)
         node = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if name in vars(node):
-                self._replace(node, name, _quiet(vars(node)[name]))
+                self._replace(node, name, _quiet(vars(node)[name], self.scopes))
 
     def remove(self) -> None:
         undo, self._undo = self._undo, []
@@ -155,9 +156,21 @@ class CompiledRegions:
                 self._safely(region, lambda: self._end(region))
             region.frame = None
             show_hooks()
-            show_modes(hidden)
+            self._thread.hidden = hidden  # torch puts its dispatch keys back after this: see _left
 
         return leave
+
+    def _left(self, original: Callable) -> Callable:
+        """The last thing torch does after a compiled call; it is called at the beginning too."""
+
+        def set_eval_frame(callback: Any) -> Any:
+            result = original(callback)
+            hidden, self._thread.hidden = getattr(self._thread, "hidden", None), None
+            if hidden is not None:
+                show_modes(hidden)
+            return result
+
+        return set_eval_frame
 
     def _safely(self, region: _Region, work: Callable[[], None]) -> None:
         try:
@@ -233,6 +246,10 @@ class CompiledRegions:
         show = [hide_module_hooks(self._modules), hide_operators()]
         wants_notes = self._wants_notes()
         before = trace_notes(wants_notes)
+        was_quiet, self.scopes.is_quiet = (
+            self.scopes.is_quiet,
+            True,
+        )  # the compiler's own calls are not the program's
         try:
             if not wants_notes:
                 return callback(frame, *args, **kwargs)
@@ -251,6 +268,7 @@ class CompiledRegions:
                 return result
         finally:
             trace_notes(before)
+            self.scopes.is_quiet = was_quiet
             for undo in show:
                 undo()
 
@@ -314,14 +332,18 @@ def _leave_alone() -> Any:
     return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=True)
 
 
-def _quiet(original: Callable) -> Callable:
-    """`apply` of autograd's Python nodes, with our modes off in those that run compiled code."""
+def _quiet(original: Callable, scopes: Scopes) -> Callable:
+    """`apply` of autograd's Python nodes; those that run compiled code, or compile it now, see nothing of us."""
 
     def apply(self: Any, *args: Any) -> Any:
         if not hasattr(getattr(self, "_forward_cls", None), "_aot_id"):
             return original(self, *args)
-        with hidden_modes():
-            return original(self, *args)
+        was_quiet, scopes.is_quiet = scopes.is_quiet, True
+        try:
+            with hidden_modes():
+                return original(self, *args)
+        finally:
+            scopes.is_quiet = was_quiet
 
     return apply
 

@@ -49,6 +49,12 @@ def pack(
             for key, item in value.items()
         ]
         return f'{{"d": {{{", ".join(pairs)}}}}}'
+    if hasattr(value, "__dataclass_fields__"):
+        pairs = [
+            f'"{name}": {pack(getattr(value, name), tensors, integers, reals, depth + 1)}'
+            for name in value.__dataclass_fields__
+        ]
+        return f'{{"d": {{{", ".join(pairs)}}}}}'
     return "null"
 
 
