@@ -108,6 +108,21 @@ def test_registering_while_collecting_and_calls_outside_of_it(tmp_path):
     assert library.fused.__name__ == "fused"
 
 
+def test_only_the_outermost_is_recorded(tmp_path):
+    library = _library()
+    fused = library.fused
+    library.outer = lambda x: cube(library.fused(x), 2)
+    library.fused = lambda x: fused(x)
+    debugger = make_debugger(tmp_path)
+    debugger.register_custom_api(library, "outer")
+    debugger.register_custom_api(library, "fused")
+    debugger.start()
+    library.outer(torch.ones(2))
+    debugger.step()
+    debugger.close()
+    assert list(read_dump(tmp_path).data) == ["library.outer.0.forward"]
+
+
 def test_an_operator_keeps_its_overloads(tmp_path):
     debugger = make_debugger(tmp_path)
     original = torch.ops.aten.gelu

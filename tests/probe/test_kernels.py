@@ -210,6 +210,15 @@ def test_kernels_of_a_wrapped_tensor_are_those_that_run_on_its_parts(tmp_path):
     assert _values(dump, "Aten.exp.1.forward", "input_args") == [2, 2]
 
 
+def test_an_operator_called_as_torch_ops_has_it_is_its_own_kernel(tmp_path):
+    with torch.library._scoped_library("windtunnel_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        dump = probe(tmp_path, lambda: torch.ops.windtunnel_test.twice(torch.ones(2)), level="L2")
+    assert dump.names("twice") == ["windtunnel_test.twice.0.forward"]
+    assert dump.json("construct.json")["windtunnel_test.twice.0.forward"] is None
+
+
 def test_overflow_is_found_kernel_by_kernel(tmp_path):
     x = torch.tensor([1.0, 100.0])
     dump = probe(tmp_path, lambda: (x.exp() * 2).log(), level="L2", task="overflow_check")

@@ -20,7 +20,7 @@ from windtunnel.errors import UsageError
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_scopes import Scopes
-from windtunnel.probe.torch_thread_stack import hidden
+from windtunnel.probe.torch_thread_stack import hidden, is_on
 
 __all__ = ["CustomApis"]
 
@@ -96,6 +96,8 @@ class CustomApis:
             collector, scopes = self._collector, self._scopes
             if not self._is_on or collector is None or scopes is None or scopes.is_quiet:
                 return original(*args, **kwargs)
+            if self._modes and not any(map(is_on, self._modes)):
+                return original(*args, **kwargs)  # inside another API: part of that
             call = None
             try:
                 call = self._open(key, args, kwargs)

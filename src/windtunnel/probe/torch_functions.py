@@ -19,7 +19,7 @@ from windtunnel.probe.code_swap import CodeSwaps
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_scopes import Scopes
-from windtunnel.probe.torch_thread_stack import hidden
+from windtunnel.probe.torch_thread_stack import hidden, is_on
 
 __all__ = ["FunctionUnits"]
 
@@ -52,7 +52,13 @@ class FunctionUnits:
 
     def _apply(self, original: Callable, args: tuple, kwargs: dict) -> Any:
         kind = args[0]
-        if self.collector.step is None or self.scopes.is_quiet or _is_open(kind):
+        # The modes are off inside an API or another function: what runs there is part of that.
+        if (
+            self.collector.step is None
+            or self.scopes.is_quiet
+            or _is_open(kind)
+            or not any(map(is_on, self.modes))
+        ):
             return original(*args, **kwargs)
         call = None
         try:

@@ -121,7 +121,7 @@ class KernelMode(TorchDispatchMode):
         if is_backward:
             entry = f"{name}.{step.number(f'{name}.backward')}.backward"
         else:
-            entry = f"{name}.{step.number(name)}.forward"
+            entry = f"{name}.{step.number(f'{name}.forward')}.forward"
         selection = self.collector.selection
         if not selection.is_open and not selection.wants(entry, parents):
             return None

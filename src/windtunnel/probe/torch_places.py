@@ -16,6 +16,14 @@ from windtunnel.probe.torch_scopes import Scopes
 __all__ = ["ApiPlaces", "ModulePlaces"]
 
 
+_APIS = (
+    "Functional.",
+    "Tensor.",
+    "Torch.",
+    "VF.",
+)  # others are called as torch.ops has them: kernels themselves
+
+
 class _NoWriter:
     """Stands where calls are written; the names of modules are on the stack all the same."""
 
@@ -39,8 +47,9 @@ class _NameWriter(_NoWriter):
     def open(
         self, step: StepOutput, forward: str, backward: str, parents: Sequence[str], args: tuple, kwargs: dict
     ) -> None:
-        super().open(step, forward, backward, parents, args, kwargs)
-        self.scopes.stack.append(forward)
+        if forward.startswith(_APIS):
+            super().open(step, forward, backward, parents, args, kwargs)
+            self.scopes.stack.append(forward)
 
 
 class ModulePlaces(ModuleHooks):
