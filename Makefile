@@ -15,7 +15,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch is pinned first, on its own: a range would pull gigabytes of CUDA packages nobody needs here.
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.run: pyproject.toml setup.py src/windtunnel/probe/fused.cpp | $(BIN)/python
 	@echo "installing windtunnel and what the demo needs into $(VENV) (about a minute, once)"
 	@$(PIP) "$(TORCH)" numpy
 	@$(PIP) -e ".[torch,plot,plan,demo]"

@@ -69,7 +69,7 @@ class CallWriter:
         self.has_parents = config.level in ("L0", "mix", "L2")
         self.has_stacks = config.extra_info
         self.overflow = finder_for(collector, elements.meter)  # keeps only calls of a kind; None: keeps all
-        self._partial: set[Call] = set()  # backwards of which some nodes have run
+        self._partial: dict[int, set[Call]] = {}  # backward pass -> calls of which some nodes have run
 
     def open(
         self, step: StepOutput, forward: str, backward: str, parents: Sequence[str], args: tuple, kwargs: dict
@@ -188,18 +188,24 @@ class CallWriter:
         return pieces
 
     def _begun(self, call: Call) -> None:
-        if not self._partial:
-            torch.autograd.Variable._execution_engine.queue_callback(self.finish_partial)
-        self._partial.add(call)
+        task = torch._C._current_graph_task_id()  # threads may run backward at the same time
+        if task not in self._partial:
+            self._partial[task] = set()
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(task))
+        self._partial[task].add(call)
 
-    def finish_partial(self) -> None:
+    def _finish(self, task: int) -> None:
         """At the end of a backward: write what some nodes never completed (their outputs were not used)."""
-        partial, self._partial = self._partial, set()
-        for call in partial:
+        for call in self._partial.pop(task, ()):
             try:
                 call.finish()
             except Exception as error:
                 self._failed(error)
+
+    def finish_partial(self) -> None:
+        """Write what is incomplete of every backward: one that ended by an exception calls nobody back."""
+        for task in list(self._partial):
+            self._finish(task)
 
     def _failed(self, error: Exception) -> None:
         self.collector.guard("gradients of a call", error)

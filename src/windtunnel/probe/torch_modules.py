@@ -107,7 +107,7 @@ class ModuleHooks:
             return
         if scope is not None:
             self.collector.selection.leave(scope, self.scopes.names())
-        if call is None or output is None:
+        if call is None:
             return
         try:
             with torch._C.DisableTorchFunction():
