@@ -152,7 +152,6 @@ def test_nothing_stays_behind(tmp_path):
     )
 
 
-@pytest.mark.xfail(reason="calls that are half through backward are kept together for all threads")
 def test_a_backward_that_ends_leaves_those_of_other_threads_alone(tmp_path):
     """Both threads are half through the backward of one call when the first ends its own."""
     is_half = [threading.Event(), threading.Event()]
