@@ -171,11 +171,15 @@ def test_ddp_is_collected_below_its_wrapper(folder):
             "Module.module.0.Linear.parameters_grad.0",
             "Functional.linear.1.backward",
         } <= names
+    own = [_dump(folder, "ddp", rank)["Module.module.0.Linear.parameters_grad.0"] for rank in range(2)]
+    assert own[0]["weight"][0]["Norm"] != own[1]["weight"][0]["Norm"]  # before they are reduced
 
 
 def test_fsdp_shows_its_gathers_and_scatters(folder):
     names = set(_dump(folder, "fsdp", 0).data)
     assert {"Module.0.FSDPLinear.forward.0", "Module.0.FSDPLinear.backward.0"} <= names
+    parameters = _dump(folder, "fsdp", 0)["Module.0.FSDPLinear.forward.0"]["parameters"]
+    assert (parameters["weight"]["type"], parameters["weight"]["shape"]) == ("DTensor", [8, 4])
     gathers = {name.split(".")[1] for name in names if name.startswith("Distributed.")}
     assert any(name.startswith("all_gather") for name in gathers)
     assert any(name.startswith("reduce_scatter") for name in gathers)

@@ -234,3 +234,22 @@ def test_a_checkpoint_stays_open_and_its_second_forward_is_collected(tmp_path, u
     )
     last = "Functional.linear.3.backward" if use_reentrant else "Functional.linear.1.backward"
     assert last in dump
+
+
+def test_apis_of_the_users_hooks_are_collected_and_ours_are_not(tmp_path):
+    class Hook:
+        def __call__(self, gradient):
+            return gradient.clamp_min(0.5) * 2
+
+    x = torch.ones(2, requires_grad=True)
+
+    def work():
+        y = x.exp()
+        y.register_hook(Hook())
+        # x is used twice in an API of several nodes: the probe adds its gradients up
+        (F.cosine_similarity(x, y, dim=0) + F.pairwise_distance(x, x * 2)).sum().backward()
+
+    dump = probe(tmp_path, work, level="L1", task="statistics")
+    assert dump.names("Tensor.clamp_min") == ["Tensor.clamp_min.0.forward"]
+    names = [name for name in dump.names("Tensor.__") if name.endswith("forward")]
+    assert names == ["Tensor.__mul__.0.forward", "Tensor.__add__.0.forward", "Tensor.__mul__.1.forward"]

@@ -43,8 +43,6 @@ class InBackward(TorchFunctionMode):
 
 def _is_ours(frame: FrameType | None) -> bool:
     # The thin methods for operators (`x + y`) are ours in every call; who called them is the question.
-    while frame is not None and frame.f_code.co_name.startswith("__"):
-        frame = frame.f_back
     if frame is not None and frame.f_code.co_name == "method":
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_OURS)
