@@ -579,3 +579,59 @@ def test_a_frozen_layer_hands_its_gradient_down(tmp_path):
     wanted = net[1].weight.sum(0).expand(4, 6)
     _check(dump.tensors("Module.1.Linear.backward.0", "output"), [wanted])
     _check(dump.tensors("Module.0.Linear.backward.0", "input"), [wanted])
+
+
+class _HandsOn(torch.nn.Module):
+    def forward(self, x):
+        return x * 2, x
+
+
+def test_an_input_that_is_also_an_output_is_not_counted_twice(tmp_path):
+    net = torch.nn.Sequential(_HandsOn())
+    x = X.clone().requires_grad_()
+
+    def work() -> None:
+        double, same = net(x.clone())
+        (double * 3 + same * 5).sum().backward()
+
+    dump = probe(tmp_path, work, net, level="L0")
+    assert torch.equal(x.grad, torch.full((4, 6), 11.0))
+    _check(dump.tensors("Module.0._HandsOn.backward.0", "input"), [torch.full((4, 6), 3.0), None])
+    _check(dump.tensors("Module.0._HandsOn.backward.0", "output"), [torch.full((4, 6), 6.0)])
+
+
+def test_a_layer_that_does_nothing_hands_the_gradient_down(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Dropout(0.5), torch.nn.Identity()).eval()
+    dump = probe(tmp_path, lambda: (net(X) * 3).sum().backward(), net, level="L0")
+    for entry in ("Module.1.Dropout.backward.0", "Module.2.Identity.backward.0"):
+        _check(dump.tensors(entry, "input"), [torch.full((4, 6), 3.0)])
+        _check(dump.tensors(entry, "output"), [torch.full((4, 6), 3.0)])
+
+
+def test_an_output_whose_gradient_comes_last_is_waited_for(tmp_path):
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((6,), 2.0))
+
+        def forward(self, x):
+            scale = self.weight * 2
+            return x * scale, scale
+
+    net = torch.nn.Sequential(Layer())
+    x = X.clone().requires_grad_()
+
+    def work() -> None:
+        y, scale = net(x.clone())
+        (y.sum() + 7 * scale.sum()).backward()
+
+    dump = probe(tmp_path, work, net, level="L0")
+    _check(dump.tensors("Module.0.Layer.backward.0", "input"), [torch.ones(4, 6), 7 + X.sum(0)])
+    _check(dump.tensors("Module.0.Layer.backward.0", "output"), [torch.full((4, 6), 4.0)])
+
+
+def test_results_with_names_are_listed_one_by_one(tmp_path):
+    dump = probe(tmp_path, lambda: torch.max(X, dim=1))
+    values, indices = dump.tensors("Torch.max.0.forward", "output")
+    assert torch.equal(values, X.max(dim=1).values)
+    assert torch.equal(indices, X.max(dim=1).indices)

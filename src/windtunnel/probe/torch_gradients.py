@@ -93,8 +93,7 @@ class Call:
         self.edges_of: dict[int, list[tuple[int, list[int]]]] = {}  # hooked node -> (its edge, our inputs)
         nodes = self._outputs(outputs)
         self._walk(edges, nodes)
-        # Gradients flow from the outputs to the inputs: when the last node before an input has run, all have.
-        self.last = frozenset(self.edges_of or self.outputs_of)
+        self.last = self._last(nodes)
         self.waiting = set(self.last)
         self.is_begun = False
         self.is_by_edge = by_edge and self._number_by_edge(nodes)
@@ -115,11 +114,6 @@ class Call:
     def _walk(self, edges: Edges, nodes: dict[int, Any]) -> None:
         """Add every node between the outputs and the inputs to `nodes`; note which edges lead to an input."""
         stack = list(nodes.values())
-        for key, found in edges.nodes.items():
-            if key[0] in nodes:  # an input that is handed on as it is: its gradient is that of the output
-                for nr, index in self.outputs_of[key[0]]:
-                    if nr == key[1]:
-                        self.edges_of.setdefault(key[0], []).append((-1 - index, found[1]))
         since, leaves, inner = edges.since, edges.leaves, edges.nodes
         while stack:
             node = stack.pop()
@@ -140,6 +134,39 @@ class Call:
                 elif number >= since and key not in nodes:
                     nodes[key] = target
                     stack.append(target)
+        self._hand_on(edges)
+
+    def _hand_on(self, edges: Edges) -> None:
+        """Inputs that are outputs as they are: the gradient of the one is that of the other.
+
+        An input that the call uses as well is not told apart from the output it also is: autograd sees one tensor, and
+        its gradient has what came through the call in it. What is shown is what came through the call.
+        """
+        used = {id(indices) for inner in self.edges_of.values() for _, indices in inner}
+        for (node, nr), (_, indices) in edges.nodes.items():
+            same = [pair for pair in self.outputs_of.get(node, ()) if pair[0] == nr]
+            if not same:
+                continue
+            if id(indices) not in used:
+                self.edges_of.setdefault(node, []).extend((-1 - index, indices) for _, index in same[:1])
+                continue
+            rest = [pair for pair in self.outputs_of[node] if pair not in same]
+            if rest:
+                self.outputs_of[node] = rest
+            else:
+                del self.outputs_of[node]
+
+    def _last(self, nodes: dict[int, Any]) -> frozenset[int]:
+        """The nodes after which all gradients have come: those before an input, and outputs that run even later.
+
+        Autograd runs nodes in the opposite order of their making.
+        """
+        if not self.edges_of:
+            return frozenset(self.outputs_of)
+        first = min(nodes[key]._sequence_nr() for key in self.edges_of)
+        return frozenset(self.edges_of).union(
+            key for key in self.outputs_of if nodes[key]._sequence_nr() < first
+        )
 
     def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
         """One hooked node has run."""
