@@ -85,12 +85,12 @@ class CallWriter:
         call = OpenCall(
             step, forward if wants_forward else None, backward if wants_backward else None, tuple(parents)
         )
-        if self.has_structure_only:
-            return call
         call.tensors = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else list(tensors_in(args))
         if wants_backward:
             call.edges = Edges(call.tensors)
-        if not wants_forward:
+        if not self.has_forward and self.has_stacks:  # a backward is looked up by the stack of its forward
+            step.folder.add_stack(forward, self.collector.stacks.here())
+        if not wants_forward or self.has_structure_only:
             return call
         if self.overflow is not None:
             call.args, call.kwargs = self.overflow.inputs(forward, args, kwargs)
@@ -106,7 +106,7 @@ class CallWriter:
         Modules have `parameters`. Their backward lists the inputs that have a gradient; that of an API has a place
         for each input that could have one.
         """
-        outputs = tuple(output) if type(output) in (tuple, list) else (output,)
+        outputs = output if isinstance(output, tuple) else (output,)
         if call.forward is not None:
             self._write_forward(call, outputs, parameters)
         if call.edges is None or call.backward is None:
@@ -134,7 +134,8 @@ class CallWriter:
         pieces += call.inputs
         if self.has_output and not self.has_structure_only:
             pieces.append(', "output": ' if call.inputs else '"output": ')
-            self.elements.listed(pieces, outputs, f"{name}.output", call.store)
+            write = self.elements.encode if hasattr(outputs, "_fields") else self.elements.listed
+            write(pieces, outputs, f"{name}.output", call.store)
             if parameters is not None:
                 pieces.append(', "parameters": ')
                 self.elements.named(pieces, parameters, f"{name}.parameters", call.store)
@@ -160,6 +161,9 @@ class CallWriter:
         def done(grad_outputs: list, grad_inputs: list) -> None:
             try:
                 if self.selection.has_scope and not self.selection.wants(name, _backwards(parents)):
+                    return
+                if self.has_structure_only:
+                    self.collector.put(step, name, [], None, parent, self.has_parents)
                     return
                 store = self.store_for(step, name)
                 if self.overflow is not None:
