@@ -61,9 +61,7 @@ static PyObject *range_end(char code, double value, int64_t exact) {
     }
 }
 
-static PyObject *sketch_of(const Totals &totals, int64_t used, bool is_single) {
-    double numbers[NUMBERS];
-    (is_single ? finish_single : finish_double)(totals, used, numbers);
+static PyObject *tuple_of(const double *numbers) {
     PyObject *sketch = PyTuple_New(NUMBERS);
     for (int k = 0; sketch && k < NUMBERS; k++) PyTuple_SET_ITEM(sketch, k, PyFloat_FromDouble(numbers[k]));
     return sketch;
@@ -104,7 +102,8 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
     }
 
     Totals totals;
-    const int64_t used = g.count < ROW ? g.count : ROW;
+    double numbers[NUMBERS];
+    const bool is_row = g.count <= ROW;
     totals.high = -INFINITY, totals.low = INFINITY, totals.total = totals.squares = 0;
     totals.zeros = totals.row = totals.int_high = totals.int_low = 0;
 
@@ -124,7 +123,7 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
         PyThreadState *state = count > 4 * ROW ? PyEval_SaveThread() : nullptr;
         if (copy) gather_bytes(base, g, size, start, count, copy);
         for (int64_t i = 0; i < count; i += BLOCK)
-            type->add(block + i * size, count - i < BLOCK ? count - i : BLOCK, totals);
+            type->add(block + i * size, count - i < BLOCK ? count - i : BLOCK, totals, is_row ? numbers : nullptr);
         if (state) PyEval_RestoreThread(state);
         if (checksum) good = add_checksum(function, &checksum, block, count * size);
     }
@@ -142,12 +141,13 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
         hash = PyUnicode_FromString(digits);
         Py_DECREF(checksum);
     }
+    if (!is_row) (type->is_single ? finish_single : finish_double)(totals, ROW, numbers);
     const bool is_bool = type->code == '?';
     return Py_BuildValue("(NNNNiiLNN)", range_end(type->code, totals.high, totals.int_high),
                          range_end(type->code, totals.low, totals.int_low),
                          is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(totals.total / double(g.count)),
                          is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(std::sqrt(totals.squares)), 0, 0,
-                         (long long)totals.zeros, sketch_of(totals, used, type->is_single),
+                         (long long)totals.zeros, tuple_of(numbers),
                          checksum ? hash : Py_NewRef(Py_None));
 }
 

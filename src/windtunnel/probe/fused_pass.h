@@ -172,6 +172,23 @@ INLINE void add_rows(const S *x, int64_t row, int64_t width, T *fold0, T *fold1,
     lanes = now;
 }
 
+template <class T> INLINE void add_lanes(const Lanes<T> &lanes, Totals &totals) {
+    for (unsigned i = 0; i < 64 / sizeof(T); i++) {
+        if (lanes.high[i] > totals.high) totals.high = lanes.high[i];
+        if (lanes.low[i] < totals.low) totals.low = lanes.low[i];
+        totals.zeros += lanes.zeros[i];
+    }
+    for (int i = 0; i < 8; i++) totals.total += lanes.total[i], totals.squares += lanes.squares[i];
+}
+
+template <class T> INLINE void add_one(T a, Totals &totals) {
+    if (a > totals.high) totals.high = a;
+    if (a < totals.low) totals.low = a;
+    totals.zeros += a == T(0);
+    totals.total += a;
+    totals.squares += double(a) * double(a);
+}
+
 // The last few values of a last row, fewer than a vector.
 template <class S, class T>
 INLINE void add_rest(const S *x, int64_t row, int64_t n, T *fold0, T *fold1, Totals &totals) {
@@ -181,11 +198,7 @@ INLINE void add_rest(const S *x, int64_t row, int64_t n, T *fold0, T *fold1, Tot
     const T weight0 = T(row_weight(row, 0)), weight1 = T(row_weight(row, 1));
     for (int64_t i = 0; i < n; i++) {
         const T a = values[i];
-        if (a > totals.high) totals.high = a;
-        if (a < totals.low) totals.low = a;
-        totals.zeros += a == T(0);
-        totals.total += a;
-        totals.squares += double(a) * double(a);
+        add_one(a, totals);
         fold0[i] += weight0 * a;
         fold1[i] += weight1 * a;
     }
@@ -215,12 +228,7 @@ template <class S> INLINE void add_values(const S *x, int64_t n, Totals &totals)
         if (n > whole) add_rest(x + whole, totals.row, n - whole, fold0 + whole, fold1 + whole, totals);
         totals.row++;
     }
-    for (int64_t i = 0; i < LANES; i++) {
-        if (lanes.high[i] > totals.high) totals.high = lanes.high[i];
-        if (lanes.low[i] < totals.low) totals.low = lanes.low[i];
-        totals.zeros += lanes.zeros[i];
-    }
-    for (int i = 0; i < 8; i++) totals.total += lanes.total[i], totals.squares += lanes.squares[i];
+    add_lanes(lanes, totals);
     if (is_first)
         for (int64_t c = 0; c < used; c++) totals.folds[0][c] = fold0[c], totals.folds[1][c] = fold1[c];
     else
@@ -233,11 +241,51 @@ template <class S> INLINE void add_range(const S *x, int64_t n, Totals &totals) 
     totals.int_high = int64_t(high), totals.int_low = int64_t(low);
 }
 
-#define ADD(NAME, S, MORE)                                          \
-    FASTEST static void NAME(const void *block, int64_t n, Totals &totals) { \
-        const S *x = static_cast<const S *>(block);                 \
-        MORE;                                                       \
-        add_values(x, n, totals);                                   \
+// A whole tensor that is at most one row. Its folds are the values times two numbers, so none have to be kept.
+template <class S> INLINE void measure_row(const S *x, int64_t n, Totals &totals, double *numbers) {
+    typedef typename Sum<S>::type T;
+    typedef typename Vector<T>::type V;
+    constexpr int64_t LANES = 64 / sizeof(T);
+    Lanes<T> lanes = {};
+    lanes.high -= std::numeric_limits<T>::infinity();
+    lanes.low += std::numeric_limits<T>::infinity();
+    V sum = {}, squares = {}, sums[NUMBERS] = {}, weight = {};
+    int64_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        const V a = load(x + c);
+        lanes.high = a > lanes.high ? a : lanes.high;
+        lanes.low = a < lanes.low ? a : lanes.low;
+        lanes.zeros -= a == T(0);
+        sum += a;
+        squares += a * a;
+        for (int k = 0; k < NUMBERS; k++) {
+            for (int64_t i = 0; i < LANES; i++) weight[i] = T(COLUMNS[k][c + i]);
+            sums[k] += weight * a;
+        }
+    }
+    add_exactly(sum, lanes.total);
+    add_exactly(squares, lanes.squares);
+    for (int k = 0; k < NUMBERS; k++) {
+        numbers[k] = 0;
+        for (int64_t i = 0; i < LANES; i++) numbers[k] += double(sums[k][i]);
+    }
+    add_lanes(lanes, totals);
+    S padded[LANES] = {};
+    std::memcpy(padded, x + c, (n - c) * sizeof(S));
+    const V rest = load(padded);
+    for (int64_t i = 0; c + i < n; i++) {
+        add_one(rest[i], totals);
+        for (int k = 0; k < NUMBERS; k++) numbers[k] += double(COLUMNS[k][c + i]) * double(rest[i]);
+    }
+    for (int k = 0; k < NUMBERS; k++) numbers[k] *= double(row_weight(0, k / (NUMBERS / FOLDS)));
+}
+
+#define ADD(NAME, S, MORE)                                                                          \
+    FASTEST static void NAME(const void *block, int64_t n, Totals &totals, double *numbers) {      \
+        const S *x = static_cast<const S *>(block);                                                 \
+        MORE;                                                                                       \
+        if (numbers) measure_row(x, n, totals, numbers);                                            \
+        else add_values(x, n, totals);                                                              \
     }
 ADD(add_bool, Bool, )
 ADD(add_i8, int8_t, )
@@ -257,7 +305,7 @@ struct Type {
     char code;
     int size;
     bool is_single;  // summed in float
-    void (*add)(const void *, int64_t, Totals &);
+    void (*add)(const void *, int64_t, Totals &, double *);  // with numbers: a whole tensor, at most a row
 };
 // As Python's struct module names them; E is bfloat16.
 static const Type TYPES[] = {
@@ -279,7 +327,7 @@ template <class T> INLINE void add_columns(const Totals &totals, int64_t used, d
         const float(*columns)[ROW] = COLUMNS + fold * EACH;
         V sums[EACH] = {};
         for (int64_t c = 0; c < whole; c += LANES) {
-            V value, weight;
+            V value = {}, weight = {};
             for (int64_t i = 0; i < LANES; i++) value[i] = T(values[c + i]);
             for (int k = 0; k < EACH; k++) {
                 for (int64_t i = 0; i < LANES; i++) weight[i] = T(columns[k][c + i]);
