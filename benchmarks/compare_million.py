@@ -30,13 +30,13 @@ from windtunnel.commands.main import main
 started = time.perf_counter()
 code = main(["compare", *sys.argv[1:]])
 peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(f"RESULT {code} {time.perf_counter() - started:.1f} {peak_mb:.0f}")
+print(f"RESULT {code} {time.perf_counter() - started:.1f} {time.process_time():.1f} {peak_mb:.0f}")
 """
 
 
 def main() -> None:
     n_values = int(sys.argv[1]) if len(sys.argv) > 1 else N_VALUES
-    print(f"{'case':42} {'values':>10} {'MB read':>8} {'seconds':>8} {'peak MB':>8}  verdict")
+    print(f"{'case':42} {'values':>10} {'MB read':>8} {'seconds':>8} {'of CPU':>7} {'peak MB':>8}  verdict")
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for name, layout, ranks, extra in (
@@ -49,25 +49,23 @@ def main() -> None:
             n_bytes = write_dump(a, n_values, layout, ranks, False) + write_dump(
                 b, n_values, layout, ranks, extra
             )
-            seconds, peak_mb, verdict = compare(a, b)
-            print(
-                f"{name:42} {n_values:10,} {n_bytes / 1e6:8.0f} {seconds:8.1f} {peak_mb:8.0f}  {verdict}",
-                flush=True,
-            )
+            seconds, cpu_seconds, peak_mb, verdict = compare(a, b)
+            figures = f"{n_bytes / 1e6:8.0f} {seconds:8.1f} {cpu_seconds:7.1f} {peak_mb:8.0f}"
+            print(f"{name:42} {n_values:10,} {figures}  {verdict}", flush=True)
             subprocess.run(["rm", "-r", str(a), str(b)], check=True)
     print(f"limits: {LIMIT_S} s, {LIMIT_MB} MB")
 
 
-def compare(a: Path, b: Path) -> tuple[float, float, str]:
+def compare(a: Path, b: Path) -> tuple[float, float, float, str]:
     """Run the command in a process of its own, on one core."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", _COMPARE, str(a), str(b)],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    match = re.search(r"RESULT (\d+) ([\d.]+) (\d+)", done.stdout)
+    match = re.search(r"RESULT (\d+) ([\d.]+) ([\d.]+) (\d+)", done.stdout)
     assert match is not None, done.stdout
-    return float(match.group(2)), float(match.group(3)), done.stdout.splitlines()[0]
+    return float(match[2]), float(match[3]), float(match[4]), done.stdout.splitlines()[0]
 
 
 def write_dump(root: Path, n_values: int, layout: str, ranks: int, extra: bool) -> int:

@@ -15,8 +15,10 @@ from tests.probe.planted import LENGTH, WrongKernel, dump
 from windtunnel.probe.comparison import compare_dumps
 from windtunnel.probe.tolerance import Tolerance
 from windtunnel.probe.verdict import Findings
+from windtunnel.pytorch import PrecisionDebugger, seed_all
 
 GELU = "aten.gelu.default"
+SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "msprobe"
 L0, CNN, TWO_STEPS = {"level": "L0"}, {"kind": "cnn"}, {"steps": 2}
 
 
@@ -269,6 +271,45 @@ def test_another_process_is_equal(good, tmp_path):
 def test_another_way_to_collect_is_equal(settings, good):
     findings = compare(good(), good(**settings))
     assert (findings.first, findings.n_equal) == (None, findings.n_compared)
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample dumps of msProbe are not here")
+@pytest.mark.parametrize(
+    "sample", ["torch_mix_statistics_md5", "torch_L1_statistics_statistics", "torch_L0_statistics_md5"]
+)
+def test_msprobes_dump_of_the_same_script_is_equal(sample, tmp_path):
+    """The program of gen_torch_sample.py, under our probe; msProbe ran it on another machine."""
+    config = tmp_path / "config.json"
+    config.write_text(f'{{"task": "statistics", "level": "mix", "dump_path": "{tmp_path / "b"}"}}')
+    seed_all(1234)
+    debugger = PrecisionDebugger(config_path=str(config))
+    net = SampleNet()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(2):
+        x, y = torch.randn(2, 1, 4, 4), torch.tensor([0, 2])
+        debugger.start(model=net)
+        F.cross_entropy(net(x, scale=2.0), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+    debugger.close()
+    findings = compare(SAMPLES / sample, tmp_path / "b")
+    assert (findings.first, findings.only_a) == (None, 0)
+    assert findings.n_compared > 30
+    assert findings.max_rounding < 1e-6
+
+
+class SampleNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 2, 3, padding=1)
+        self.relu = nn.ReLU()
+        self.fc = nn.Linear(2 * 4 * 4, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        x = self.relu(self.conv1(x))
+        return self.fc(x.flatten(1) * scale)
 
 
 def test_a_difference_by_rounding_is_none_unless_it_is_asked_for(good, tmp_path):

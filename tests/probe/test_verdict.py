@@ -123,6 +123,50 @@ def test_a_sum_that_should_be_zero_says_nothing(tmp_path, sketch):
     assert compare(tmp_path, run(large), run(-large[::-1].copy()), sketch=sketch).first is not None
 
 
+def test_adam_makes_a_step_of_noise_and_is_not_blamed(tmp_path):
+    """A part of a fused bias has gradients that are nothing but rounding; divided by their own size they are not small."""
+    n = 384
+    size = np.where(np.arange(n) < 128, 1e-9, 1e-3).astype(np.float32)
+    mean = (DRAW.standard_normal(n) * size).astype(np.float32)
+    other = mean + np.where(np.arange(n) < 128, 5e-10, 0).astype(np.float32)
+    weight = (DRAW.standard_normal(n) * 1e-2).astype(np.float32)
+
+    def run(mean, factor=1.0):
+        root = np.abs(mean) + np.float32(1e-8)
+        step = weight - np.float32(1e-3 * factor) * mean / root
+        return [
+            Call("Tensor.add_.0.forward", [np.abs(mean), 1e-8], [root]),
+            Call(
+                "Tensor.addcdiv_.0.forward",
+                [weight, mean, root],
+                [step],
+                line="File opt.py, line 1, in f, \n f()",
+            ),
+            Call("Functional.linear.0.forward", [X, step], [X]),
+        ]
+
+    findings = compare(tmp_path, run(mean), run(other))
+    assert findings.first is None
+    assert findings.n_noise >= 2
+    assert compare(tmp_path, run(mean), run(mean, 1.01)).first.item == "Tensor.addcdiv_.0.forward.output.0"
+
+
+def test_memory_that_nobody_wrote_is_not_compared(tmp_path):
+    def run(buffer, scale=1.0):
+        return [
+            Call("Torch.empty.0.forward", [64, 32], [buffer]),
+            Call("Tensor.copy_.0.forward", [buffer * 3, X], [X]),
+            Call("Tensor.__setitem__.0.forward", [NOISE * np.float32(scale), 0, X], []),
+        ]
+
+    findings = compare(tmp_path, run(X), run(NOISE))
+    assert (findings.first, findings.n_nothing) == (None, 2)
+    # What an earlier call returned was written.
+    a, b = ([Call("Torch.f.0.forward", [X], [v]), Call("Tensor.copy_.0.forward", [w, X], [X])]
+            for v, w in ((X, X), (X, X * 2)))  # fmt: skip
+    assert compare(tmp_path, a, b).first.item == "Tensor.copy_.0.forward.input.0"
+
+
 def test_another_type_is_a_difference_unless_nearly_everything_has_it(tmp_path):
     values = [X * k for k in range(1, 8)]
     low = [value.astype(np.float16) for value in values]

@@ -35,6 +35,7 @@ from windtunnel.probe.shard_merge import (
 from windtunnel.probe.tensor_file import read_tensor
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
 from windtunnel.probe.tolerance import Tolerance, judge
+from windtunnel.probe.unwritten import leave_out_unwritten
 
 __all__ = ["OnProgress", "RankComparison", "Side", "compare_dumps"]
 
@@ -82,6 +83,8 @@ class RankComparison:
     tensors: dict[int, TensorNumbers]  # pair -> element by element
     lone_place: np.ndarray  # values that one side of a paired entry lacks
     lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
+    is_noise: np.ndarray  # of the pairs: differs, but is nothing but rounding
+    noise: np.ndarray  # hashes of values that are nothing but rounding
     is_strict: bool  # a call that only one side has is a difference of the programs
     last_place: int  # where the shorter side of a run that was cut off ends
     notes: tuple[str, ...]
@@ -104,11 +107,15 @@ def compare_dumps(
     for note in notes:
         on_note(note)
     reading = _Reading(sum(_size(part) for pair in pairs for part in (*pair.a, *pair.b)), on_progress)
+    words = Vocabulary()
+    noise: dict[tuple[str, int | None], np.ndarray] = {}  # of every rank: what its earlier steps left
     for pair in pairs:
-        words = Vocabulary()
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
-        yield _compare(pair, data_a, data_b, words, tolerance, on_progress)
+        key = (pair.area, pair.rank)
+        found = _compare(pair, data_a, data_b, words, tolerance, on_progress, noise.get(key))
+        noise[key] = np.union1d(noise.get(key, found.noise), found.noise)
+        yield found
 
 
 class _Reading:
@@ -131,7 +138,7 @@ def _size(part: DumpPart) -> int:
 
 def _compare(
     pair: PartPair, data_a: tuple[DumpData, ...], data_b: tuple[DumpData, ...], words: Vocabulary,
-    tolerance: Tolerance, on_progress: OnProgress,
+    tolerance: Tolerance, on_progress: OnProgress, known_noise: np.ndarray | None,
 ) -> RankComparison:  # fmt: skip
     a, b = _side(data_a), _side(data_b)
     is_divided = len(data_a) != len(data_b)
@@ -143,8 +150,8 @@ def _compare(
     )
     a, b = _merge(a, b, match, words)
     is_pair = (match.row_a >= 0) & (match.row_b >= 0)
-    if not is_same_tool:
-        is_pair &= ~_foreign_gradients(match, a.columns, words)
+    is_foreign = np.zeros(len(is_pair), bool) if is_same_tool else _foreign_gradients(match, a.columns, words)
+    is_pair &= ~is_foreign
     lone = ~((match.row_a >= 0) & (match.row_b >= 0))
     place, row_a, row_b = match.place[is_pair], match.row_a[is_pair], match.row_b[is_pair]
     numbers = pair_numbers(a.columns, b.columns, row_a, row_b, words, digests=is_same_tool)
@@ -156,18 +163,22 @@ def _compare(
     n_tensors = int((a.columns.kind[row_a] == TENSOR).sum())
     ignores_types = n_tensors >= _DTYPE_PAIRS and changed > _MOST * n_tensors
     pairs_only = replace(match, place=place, row_a=row_a, row_b=row_b)
-    judged = judge(
-        pairs_only, numbers, a.columns, b.columns, role, words, tolerance, ignores_types=ignores_types
-    )
+    leave_out_unwritten(pairs_only, numbers, a.columns, b.columns, words)
+    judgement = judge(
+        pairs_only, numbers, a.columns, b.columns, role, words, tolerance, ignores_types=ignores_types,
+        known_noise=known_noise,
+    )  # fmt: skip
     cut = a.first.was_killed or b.first.was_killed
     both = np.flatnonzero((match.entry_a >= 0) & (match.entry_b >= 0))
     return RankComparison(
-        pair, a, b, words, match, place, row_a, row_b, role, numbers, judged, tensors,
+        pair, a, b, words, match, place, row_a, row_b, role, numbers, judgement.verdict, tensors,
         lone_place=match.place[lone],
         lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
+        is_noise=judgement.is_noise,
+        noise=judgement.noise,
         is_strict=is_same_tool and is_same_level,
         last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
-        notes=tuple(_notes(a, b, match, is_same_tool, is_same_level, changed if ignores_types else 0)),
+        notes=tuple(_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0)),
     )  # fmt: skip
 
 
@@ -276,13 +287,13 @@ def _read(path: Path) -> np.ndarray | None:
 
 
 def _notes(
-    a: Side, b: Side, match: Match, is_same_tool: bool, is_same_level: bool, n_changed_types: int
+    a: Side, b: Side, match: Match, n_foreign: int, is_same_level: bool, n_changed_types: int
 ) -> Iterator[str]:
     def header(side: Side, key: str) -> Any:
         return side.first.header.get(key)
 
-    if not is_same_tool:
-        yield "one dump is msProbe's: its gradients of API inputs are those of another node, and were not compared"
+    if n_foreign:
+        yield f"one dump is msProbe's: its {n_foreign} gradients of API inputs are those of another node, and were left out"
     if not is_same_level:
         yield f"the levels differ ({header(a, 'level')} and {header(b, 'level')}): only what both have was compared"
     for name, side in (("A", a), ("B", b)):

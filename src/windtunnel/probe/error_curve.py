@@ -42,7 +42,9 @@ def error_curve(found: RankComparison) -> ErrorCurve:
     """At most a few thousand points, however long the dump."""
     n = len(found.match.entry_a)
     worst = np.zeros(n)
-    np.maximum.at(worst, found.place, np.nan_to_num(found.numbers.error, nan=0.0, posinf=np.inf))
+    errors = np.nan_to_num(found.numbers.error, nan=0.0, posinf=np.inf)
+    # What is nothing but rounding has an error of one, and would hide what matters.
+    np.maximum.at(worst, found.place, np.where(found.is_noise, 0.0, errors))
     is_different = np.zeros(n, bool)
     is_different[found.place[found.judged == DIFFERENT]] = True
     is_pair = (found.match.entry_a >= 0) & (found.match.entry_b >= 0)

@@ -1,58 +1,95 @@
-"""Values that are nothing but rounding: sums that should be zero, and what is computed from them alone.
+"""Values that are nothing but rounding: sums that should be zero, and what is computed from them.
 
-    pairs over their limit ──> left by rounding of larger terms? the same value again? made of such values only? ──> noise
+    pairs over their limit ──> left by rounding of larger terms? divided by almost nothing? ──┐
+                               the same value again? no more error than came in? <────────────┴──> noise
 
-The gradient of a bias in front of a normalisation is zero by algebra and some 1e-9 in practice, with another sign on
-another machine: a relative error of one that says nothing. Such a value is known by the terms it was summed from, then
-by its figures wherever it goes, until it meets something larger.
+The gradient of a bias in front of a normalisation, or of the keys of attention, is zero by algebra and some 1e-9 in
+practice, with another sign on another machine: a relative error of one that says nothing. Such a value is known by the
+terms it was summed from, then by its figures wherever it goes, until it meets something larger. Adam divides it by its
+own size and makes a step of it: what division by small numbers can make of an error follows from the smallest of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-__all__ = ["find_noise", "negligible_inputs", "summed_away"]
+__all__ = ["Pairs", "divided_by_little", "find_noise", "negligible_inputs", "summed_away"]
 
 _FEWER = 4  # times fewer elements out than in: a reduction
 _LONGEST_CHAIN = 32  # calls that pass noise on
 _SAFETY = 2.0
 
 
-def summed_away(
-    eps: np.ndarray, rms: np.ndarray, n_elements: np.ndarray, largest: np.ndarray, most: np.ndarray
-) -> np.ndarray:
-    """The relative error that rounding can leave in a sum; `largest` and `most` are rms and elements of its terms.
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What is known of every pair, and which call it belongs to."""
 
-    K terms of size r, each rounded, leave about eps r sqrt(K), however small their sum. 0 for what is no reduction.
+    place: np.ndarray
+    n_places: int
+    error: np.ndarray
+    eps: np.ndarray
+    rms: np.ndarray
+    n_elements: np.ndarray
+    is_output: np.ndarray
+    is_loud: np.ndarray  # a tensor that is not zero
+    smallest: np.ndarray  # element by size, where extremes tell; else 0
+    divides: np.ndarray  # its call divides
+    same: np.ndarray  # equal numbers where both sides have equal values
+
+    def largest_of_call(self, values: np.ndarray) -> np.ndarray:
+        """For every pair, the largest value among the pairs of its call."""
+        found = np.zeros(self.n_places)
+        np.maximum.at(found, self.place, values)
+        return found[self.place]
+
+
+def summed_away(pairs: Pairs) -> np.ndarray:
+    """The relative error that rounding of its terms can leave in a sum; 0 for what is no reduction.
+
+    K terms of size r, each rounded, leave about eps r sqrt(K), however small their sum.
     """
-    terms = most / np.maximum(n_elements, 1.0)
-    floor = _SAFETY * eps * largest * np.sqrt(terms) / np.maximum(rms, np.finfo(float).tiny)
+    terms = pairs.largest_of_call(pairs.n_elements) / np.maximum(pairs.n_elements, 1.0)
+    largest = pairs.largest_of_call(pairs.rms)
+    with np.errstate(over="ignore"):
+        floor = _SAFETY * pairs.eps * largest * np.sqrt(terms) / np.maximum(pairs.rms, np.finfo(float).tiny)
     return np.where(terms >= _FEWER, floor, 0.0)
 
 
-def negligible_inputs(
-    error: np.ndarray, rms: np.ndarray, eps: np.ndarray, output_rms: np.ndarray
-) -> np.ndarray:
+def divided_by_little(pairs: Pairs) -> np.ndarray:
+    """The relative error that a division can make of the errors that came in: as much as its smallest divisor allows."""
+    is_input = ~pairs.is_output
+    smallest = np.maximum(pairs.smallest, 1e-30)  # what is smaller divides as if by zero
+    came_in = pairs.largest_of_call(np.where(is_input, pairs.error, 0.0))
+    spread = np.where(pairs.smallest > 0, pairs.rms / smallest, 1.0)
+    gain = pairs.largest_of_call(np.where(is_input, spread, 0.0))
+    return np.where(pairs.divides & pairs.is_output, np.minimum(_SAFETY * came_in * gain, _SAFETY), 0.0)
+
+
+def negligible_inputs(pairs: Pairs) -> np.ndarray:
     """Inputs whose difference is below one rounding of what the call returns."""
-    return error * rms <= eps * output_rms
+    output_rms = pairs.largest_of_call(np.where(pairs.is_output, pairs.rms, 0.0))
+    return ~pairs.is_output & (pairs.error * pairs.rms <= pairs.eps * output_rms)
 
 
-def find_noise(
-    is_noise: np.ndarray, is_over: np.ndarray, error: np.ndarray, same: np.ndarray, place: np.ndarray,
-    is_output: np.ndarray, is_loud: np.ndarray, n_entries: int,
-) -> np.ndarray:  # fmt: skip
-    """All pairs that are noise, from those known to be: the same values again, and results of noise alone.
+def find_noise(pairs: Pairs, is_noise: np.ndarray, is_over: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """All pairs that are noise, from those known to be and from the values (`known`) of earlier steps.
 
-    `same` has equal numbers where both sides have equal values; `is_loud` marks inputs that are tensors and not zero.
+    Noise is also: the same value again; a result whose error is no larger than that of the noise it was made of; a
+    result of nothing but noise, with no larger relative error.
     """
+    size = pairs.error * pairs.rms * np.sqrt(pairs.n_elements)
     for _ in range(_LONGEST_CHAIN):
-        again = is_over & ~is_noise & np.isin(same, same[is_noise])
-        known = is_noise | again
-        noise_in, loud_in = np.zeros(n_entries), np.zeros(n_entries, bool)
-        np.maximum.at(noise_in, place, np.where(known & ~is_output, error, 0.0))
-        np.logical_or.at(loud_in, place, is_loud & ~known & ~is_output)
-        made = is_over & ~known & is_output & ~loud_in[place] & (error <= _SAFETY * noise_in[place])
-        if not (again | made).any():
-            return known
-        is_noise = known | made
+        again = is_over & ~is_noise & np.isin(pairs.same, np.concatenate([pairs.same[is_noise], known]))
+        is_noise = is_noise | again
+        from_noise = is_noise & ~pairs.is_output
+        size_in = pairs.largest_of_call(np.where(from_noise, size, 0.0))
+        error_in = pairs.largest_of_call(np.where(from_noise, pairs.error, 0.0))
+        has_loud = pairs.largest_of_call(pairs.is_loud & ~is_noise & ~pairs.is_output) > 0
+        is_made = (size <= _SAFETY * size_in) | (~has_loud & (pairs.error <= _SAFETY * error_in))
+        made = is_over & ~is_noise & pairs.is_output & is_made & (error_in > 0)
+        if not made.any():
+            return is_noise
+        is_noise = is_noise | made
     return is_noise

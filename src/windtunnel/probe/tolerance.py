@@ -6,22 +6,23 @@ See docs/compare.md for the reasons. In short, with eps the spacing of the coars
 
     nothing differed before    error <= max(64 eps of float32, eps)                     is one operation's rounding
     noise n came before        error <= 100 n is what one operation may make of it, but never more than
-                               max(1024 eps of float32, 8 eps of the coarsest type so far)
+                               max(2048 eps of float32, 16 eps of the coarsest type so far)
     integers, texts            must be equal; with noise before, indices may flip (5 %)
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.match import Match, value_hashes
-from windtunnel.probe.noise import find_noise, negligible_inputs, summed_away
+from windtunnel.probe.noise import Pairs, divided_by_little, find_noise, negligible_inputs, summed_away
 from windtunnel.probe.pair_numbers import SKETCH, STATISTICS, PairNumbers
 
-__all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Tolerance", "judge", "type_eps"]
+__all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "type_eps"]
 
 EQUAL, ROUNDING, DIFFERENT = 0, 1, 2
 
@@ -33,10 +34,12 @@ _EPS = {  # spacing at 1.0
 }  # fmt: skip
 _EPS32 = 2.0**-23
 _ONE_OP, _ONE_OP_LOW = 64, 1  # spacings of float32, of the type itself
-_MANY_OPS, _MANY_OPS_LOW = 1024, 8
+_MANY_OPS, _MANY_OPS_LOW = 2048, 16
 _GROWTH = 100.0  # of noise in one operation
 _FLIPPED = 0.05  # of indices, by noise
 _ENOUGH = 64  # elements that make a common factor more than chance
+_DIVIDES = re.compile(r"\.(?:\w*div\w*|__i?truediv__|rsqrt_?|reciprocal_?)\.")
+_NONE = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,25 @@ class Tolerance:
     exact: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: np.ndarray  # EQUAL, ROUNDING or DIFFERENT
+    is_noise: np.ndarray  # of ROUNDING: nothing but noise, whatever its error
+    noise: np.ndarray  # those values as hashes, to be known again in the next step
+
+
 def judge(
     match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, words: Vocabulary,
-    tolerance: Tolerance, *, ignores_types: bool,
-) -> np.ndarray:  # fmt: skip
-    """EQUAL, ROUNDING or DIFFERENT for every pair (the rows of `match` are pairs here, none is -1)."""
+    tolerance: Tolerance, *, ignores_types: bool = False, known_noise: np.ndarray | None = None,
+) -> Judgement:  # fmt: skip
+    """Judge every pair (the rows of `match` are pairs here, none is -1)."""
     error = np.nan_to_num(numbers.error, nan=0.0, posinf=np.inf)
     unlike = numbers.shape_differs | numbers.only_one_finite
     unlike |= np.zeros_like(unlike) if ignores_types else numbers.dtype_differs
     # Statistics that agree to the last digit while the bytes do not: another order or other content.
     unlike |= numbers.bits_differ & (error == 0) & (numbers.evidence == STATISTICS)
     is_equal = (error == 0) & ~numbers.bits_differ
+    noise, is_noise = _NONE, np.zeros(len(error), bool)
     if tolerance.exact:
         allowed = np.zeros(len(error))
         unlike |= numbers.bits_differ
@@ -66,14 +77,19 @@ def judge(
     else:
         table = np.array([type_eps(name) for name in words.dtypes] or [0.0])
         eps = np.maximum(table[a.dtype[match.row_a]], table[b.dtype[match.row_b]])
-        n_entries = len(match.entry_a)
-        allowed = _allowed(match.place, error, eps, roles, n_entries)
-        is_noise = _noise(match, numbers, a, b, roles, error, eps, allowed)
-        allowed = np.where(is_noise, np.inf, allowed)
-        unlike |= _is_scaled(numbers, eps, roles) & ~is_noise
+        allowed = _allowed(match.place, error, eps, roles, len(match.entry_a))
+        is_over = (error > allowed) & np.isfinite(error) & (eps > 0)
+        if is_over.any():
+            pairs = _pairs(match, numbers, a, b, roles, error, eps)
+            is_noise = is_over & ((error <= summed_away(pairs)) | (error <= divided_by_little(pairs)))
+            is_noise |= is_over & negligible_inputs(pairs)
+            is_noise = find_noise(pairs, is_noise, is_over, _NONE if known_noise is None else known_noise)
+            allowed = np.where(is_noise, np.inf, allowed)
+            noise = np.unique(pairs.same[is_noise])
+        unlike |= _is_scaled(numbers, eps, roles) & (error > 0) & np.isfinite(allowed)
     verdict = np.where(is_equal, EQUAL, np.where(error <= allowed, ROUNDING, DIFFERENT)).astype(np.int8)
     verdict[unlike] = DIFFERENT
-    return verdict
+    return Judgement(verdict, is_noise & (verdict == ROUNDING), noise)
 
 
 def type_eps(name: str) -> float:
@@ -97,25 +113,32 @@ def _allowed(
     return np.where(eps == 0, np.where(noise > 0, _FLIPPED, 0.0), allowed)
 
 
-def _noise(
-    match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, error: np.ndarray,
-    eps: np.ndarray, allowed: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """Which of the pairs over their limit are nothing but rounding."""
-    place, n_entries, rms = match.place, len(match.entry_a), numbers.rms
-    is_over, is_output = (error > allowed) & np.isfinite(error) & (eps > 0), roles == OUTPUT
-    if not is_over.any():
-        return is_over
-    largest = _per_entry(rms, place, n_entries)[place]
-    most = _per_entry(numbers.n_elements, place, n_entries)[place]
-    is_summed = is_over & (error <= summed_away(eps, rms, numbers.n_elements, largest, most))
-    output_rms = _per_entry(np.where(is_output, rms, 0.0), place, n_entries)[place]
-    is_noise = is_summed | (is_over & ~is_output & negligible_inputs(error, rms, eps, output_rms))
-    if not is_noise.any():
-        return is_noise
-    same = value_hashes(a)[match.row_a] ^ (value_hashes(b)[match.row_b] << np.uint64(1))
-    is_loud = (a.kind[match.row_a] == TENSOR) & (rms > 0)
-    return find_noise(is_noise, is_over, error, same, place, is_output, is_loud, n_entries)
+def _pairs(
+    match: Match,
+    numbers: PairNumbers,
+    a: Columns,
+    b: Columns,
+    roles: np.ndarray,
+    error: np.ndarray,
+    eps: np.ndarray,
+) -> Pairs:
+    extremes = a.statistics[match.row_a, :2]
+    has_sign = (extremes[:, 0] < 0) | (extremes[:, 1] > 0)
+    smallest = np.where(has_sign, np.abs(extremes).min(axis=1), 0.0)
+    divides = np.array([_DIVIDES.search(name) is not None for name in a.entries] or [False])
+    return Pairs(
+        match.place,
+        len(match.entry_a),
+        np.where(np.isfinite(error), error, 1.0),
+        eps,
+        numbers.rms,
+        numbers.n_elements,
+        roles == OUTPUT,
+        (a.kind[match.row_a] == TENSOR) & (numbers.rms > 0),
+        smallest,
+        divides[match.entry_a[match.place]],
+        value_hashes(a)[match.row_a] ^ (value_hashes(b)[match.row_b] << np.uint64(1)),
+    )
 
 
 def _is_scaled(numbers: PairNumbers, eps: np.ndarray, roles: np.ndarray) -> np.ndarray:

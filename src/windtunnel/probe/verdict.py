@@ -71,7 +71,8 @@ class Findings:
     only_b: int = 0
     n_ranks: int = 0
     n_parted: int = 0  # ranks of steps that diverge
-    max_rounding: float = 0.0
+    n_noise: int = 0  # of n_rounding: sums that cancel, and what is made of them
+    max_rounding: float = 0.0  # relative error of the others
     first: Divergence | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -85,7 +86,8 @@ class Findings:
         self.n_nothing += int((found.numbers.evidence == NOTHING).sum())
         self.only_a += int((found.match.entry_b < 0).sum())
         self.only_b += int((found.match.entry_a < 0).sum())
-        errors = found.numbers.error[judged == ROUNDING]
+        self.n_noise += int(found.is_noise.sum())
+        errors = found.numbers.error[(judged == ROUNDING) & ~found.is_noise]
         self.max_rounding = max(
             self.max_rounding, float(np.nan_to_num(errors, nan=0.0, posinf=np.inf).max(initial=0.0))
         )
@@ -282,20 +284,18 @@ def _suffix(found: RankComparison, code: int) -> str:
 
 
 def _own_line(frames: tuple[str, ...]) -> str:
-    """The innermost frame that is neither a framework's nor a tool's."""
-    strange = (
-        "site-packages",
-        "dist-packages",
-        "/torch/",
-        "/mindspore/",
-        "/windtunnel/",
-        "/msprobe/",
-        "<frozen",
-    )
-    own = [frame for frame in frames if not any(word in frame for word in strange)]
-    frame = " ".join((own or frames or ("",))[0].split())
-    match = _FRAME.fullmatch(frame)
-    return "{}:{} in {}: {}".format(*match.groups()) if match else frame
+    """The innermost frame that is no framework's or probe's; if it is a library's, also the innermost of the user."""
+    model = [frame for frame in frames if not _FRAMEWORK.search(frame)]
+    own = [frame for frame in model if "site-packages" not in frame and "dist-packages" not in frame]
+    chosen = dict.fromkeys([*(model or frames)[:1], *own[:1]])
+    return ", called from ".join(map(_place, chosen))
 
 
+def _place(frame: str) -> str:
+    text = " ".join(frame.split())
+    match = _FRAME.fullmatch(text)
+    return "{}:{} in {}: {}".format(*match.groups()) if match else text
+
+
+_FRAMEWORK = re.compile(r"/(?:torch|mindspore|windtunnel|msprobe)/|<frozen")
 _FRAME = re.compile(r"File (.+?), line (\d+), in (.+?), (.*)")

@@ -33,6 +33,7 @@ def compare_text(result: CompareResult) -> str:
             "compared": found.n_compared,
             "equal": found.n_equal,
             "rounding": found.n_rounding,
+            "nothing_but_rounding": found.n_noise,
             "different": found.n_different,
             "without_figures": found.n_nothing,
             "calls_only_in_a": found.only_a,

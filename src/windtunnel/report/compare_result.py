@@ -49,18 +49,19 @@ def where(divergence: Divergence) -> str:
 def counts(result: CompareResult) -> str:
     """How many of each kind, in one line."""
     found = result.findings
+    noise = f" ({found.n_noise:,} of them nothing but rounding)" if found.n_noise else ""
     parts = [
         f"{found.n_equal:,} equal",
-        f"{found.n_rounding:,} within rounding",
+        f"{found.n_rounding:,} within rounding{noise}",
         f"{found.n_different:,} different",
     ]
     if found.n_nothing:
-        parts.append(f"{found.n_nothing:,} of them without figures")
+        parts.append(f"{found.n_nothing:,} without figures")
     text = f"{found.n_compared:,} values compared: {', '.join(parts)}"
     if found.only_a or found.only_b:
         text += f"; calls only in A: {found.only_a:,}, only in B: {found.only_b:,}"
     if found.n_ranks > 1:
-        text += f"; {found.n_parted} of {found.n_ranks} parts (a step of a rank) differ"
+        text += f"; {found.n_parted} of {found.n_ranks} folders (a step of a rank) differ"
     return f"{text}."
 
 
