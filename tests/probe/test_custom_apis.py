@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.probe.probing import make_debugger, probe, read_dump
 from windtunnel.errors import UsageError
@@ -253,3 +254,25 @@ def test_apis_of_the_users_hooks_are_collected_and_ours_are_not(tmp_path):
     assert dump.names("Tensor.clamp_min") == ["Tensor.clamp_min.0.forward"]
     names = [name for name in dump.names("Tensor.__") if name.endswith("forward")]
     assert names == ["Tensor.__mul__.0.forward", "Tensor.__add__.0.forward", "Tensor.__mul__.1.forward"]
+
+
+class Slow(TorchDispatchMode):
+    """A mode of the user that computes kernels its own way."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return torch.add(result, 0) if func is torch.ops.aten.mul.Tensor else result
+
+
+def test_what_a_dispatch_mode_of_the_user_does_in_backward_is_no_api(tmp_path):
+    x = torch.ones(2, requires_grad=True)
+
+    def work():
+        with Slow():
+            x.exp().sum().backward()
+
+    dump = probe(tmp_path, work, level="L1", task="statistics")
+    assert [name for name in dump.data if name.endswith("forward")] == [
+        "Tensor.exp.0.forward",
+        "Tensor.sum.0.forward",
+    ]

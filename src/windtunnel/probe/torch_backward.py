@@ -23,11 +23,17 @@ from windtunnel.probe.torch_thread_stack import is_on, put_on, take_off
 
 __all__ = ["BackwardModes", "InBackward"]
 
+_IS_EXCLUDED = torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_OPERATORS = torch._ops.__file__
 _OURS = str(Path(__file__).parents[1])
 
 
 class InBackward(TorchFunctionMode):
-    """Stands for a mode while a backward runs: it sees what that one would see, except our own work in hooks."""
+    """Stands for a mode while a backward runs. It does not see our own work in hooks, nor how kernels do theirs.
+
+    (A tensor subclass or a dispatch mode of the user is asked below autograd; in a forward an API is around it.)
+    """
 
     def __init__(self, mode: TorchFunctionMode) -> None:
         super().__init__()
@@ -36,12 +42,16 @@ class InBackward(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if _is_ours(sys._getframe(1)):
+        if _IS_EXCLUDED(_AUTOGRAD) or _is_inner(sys._getframe(1)):
             return function(*args, **(kwargs or {}))
         return self.mode.__torch_function__(function, types, args, kwargs)
 
 
-def _is_ours(frame: FrameType | None) -> bool:
+def _is_inner(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename == _OPERATORS:
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_name == "__torch_dispatch__":
+        return True
     # The thin methods for operators (`x + y`) are ours in every call; who called them is the question.
     if frame is not None and frame.f_code.co_name == "method":
         frame = frame.f_back
