@@ -21,6 +21,11 @@ _GLOBAL = tuple(
     for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     if (found := getattr(nn.modules.module, name, None)) is not None
 )
+# Of each kind the hooks first, then what is noted about them under the same number.
+_OF_A_MODULE = (
+    ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
 _TRACEABLE = "_windtunnel_traceable"
 
 Undo = Callable[[], None]
@@ -36,12 +41,15 @@ def mark_traceable(hook: Callable) -> None:
 
 
 def hide_global_hooks() -> Undo:
-    return _hide(_GLOBAL)
+    return _hide([table] for table in _GLOBAL)
 
 
 def hide_module_hooks(modules: Iterable[nn.Module]) -> Undo:
     return _hide(
-        hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks) if hooks
+        [getattr(module, name) for name in names]
+        for module in modules
+        for names in _OF_A_MODULE
+        if getattr(module, names[0])
     )
 
 
@@ -60,19 +68,20 @@ def hide_operators() -> Undo:
     return undo
 
 
-def _hide(tables: Iterable[dict[int, Any]]) -> Undo:
+def _hide(kinds: Iterable[list[dict[int, Any]]]) -> Undo:
     changed = []
-    for table in tables:
-        before = list(table.items())
-        hidden = [key for key, hook in before if is_ours(hook) and not getattr(hook, _TRACEABLE, False)]
-        if hidden:
-            changed.append((table, before))
+    for tables in kinds:
+        hidden = [
+            key for key, hook in tables[0].items() if is_ours(hook) and not getattr(hook, _TRACEABLE, False)
+        ]
+        for table in tables if hidden else ():
+            changed.append((table, dict(table)))
             for key in hidden:
-                del table[key]
+                table.pop(key, None)
 
     def undo() -> None:
         for table, before in changed:
-            added = {key: hook for key, hook in table.items() if key not in dict(before)}
+            added = {key: hook for key, hook in table.items() if key not in before}
             table.clear()
             table.update(before)
             table.update(added)

@@ -117,12 +117,7 @@ class CompiledModuleHooks(ModuleHooks):
 
 
 def _tracing_notes() -> bool:
-    """Called while tracing. A checkpoint, a branch, a loop is a graph in the graph: torch runs those as it likes."""
-    if not tracing_notes():
-        return False
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    return InstructionTranslator.current_tx().output.current_tracer.parent is None
+    return tracing_notes()
 
 
 # What torch.compiler.assume_constant_result does, without loading Dynamo: called while tracing, its answer is fixed.

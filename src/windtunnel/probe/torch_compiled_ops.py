@@ -16,7 +16,7 @@ import torch
 
 from windtunnel.probe.torch_gradients import LEAF, Call, Edges
 
-__all__ = ["Sink", "connect", "define_ops", "trace_notes", "tracing_notes"]
+__all__ = ["Sink", "connect", "define_ops", "take_trace_notes", "trace_notes", "tracing_notes"]
 
 _VALUES = "Tensor[] tensors, SymInt[] integers, float[] reals, str plan, str name"
 _SCHEMAS = {
@@ -45,6 +45,8 @@ class _Traced(threading.local):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, str, Edges, list[bool]]] = []
         self.has_notes = True
+        self.n_notes = 0
+        self.without: list[str] = []  # graphs in the graph, whose modules are not noted
 
 
 _library: torch.library.Library | None = None
@@ -90,8 +92,27 @@ def trace_notes(wanted: bool) -> bool:
 
 
 def tracing_notes() -> bool:
-    """Asked by the hooks, while tracing."""
-    return _traced.has_notes
+    """Asked by the hooks, while tracing: whether to put a note into the graph.
+
+    Not into a graph in the graph (a checkpoint, a branch, a loop): torch runs those as often as it likes.
+    """
+    if not _traced.has_notes:
+        return False
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    tracer = InstructionTranslator.current_tx().output.current_tracer
+    if tracer.parent is None:
+        _traced.n_notes += 1
+        return True
+    _traced.without.append(str(getattr(tracer, "source_target", None) or "a graph in the graph"))
+    return False
+
+
+def take_trace_notes() -> tuple[int, list[str]]:
+    """How many notes were put into graphs since this was asked last, and where none could be put."""
+    found = _traced.n_notes, sorted(set(_traced.without))
+    _traced.n_notes, _traced.without = 0, []
+    return found
 
 
 def _fake(*_: Any) -> torch.Tensor:

@@ -3,18 +3,16 @@
     torch.compile'd call ──> our modes off ──> guards, compiled code ──> our modes on ──> entry "Jit.{name}.{n}"
     its backward         ──> our modes off ──> compiled backward     ──> our modes on
 
-While modules are noted, compiled calls use a cache of compiled code of their own: the program's own code stays as it
-is in its cache, and runs again after stop without being compiled anew.
+torch.compile runs compiled code in one function of its own, and calls hooks of its context around it: ours is added
+to them. What code is compiled meanwhile, and how, is said in torch_compiled_tracing.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,16 +20,11 @@ import torch
 from torch import nn
 
 from windtunnel.probe.collector import Collector
-from windtunnel.probe.notice import tell
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_compiled_hooks import (
-    hide_global_hooks,
-    hide_module_hooks,
-    hide_operators,
-    is_ours,
-)
+from windtunnel.probe.torch_compiled_hooks import hide_global_hooks, hide_module_hooks, is_ours
 from windtunnel.probe.torch_compiled_modes import hidden_modes, hide_modes, show_modes
-from windtunnel.probe.torch_compiled_ops import trace_notes
+from windtunnel.probe.torch_compiled_swap import Instead, Swaps
+from windtunnel.probe.torch_compiled_tracing import Tracing
 from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["CompiledRegions"]
@@ -39,8 +32,6 @@ __all__ = ["CompiledRegions"]
 _HOOKS = "enter_exit_hooks"
 _CACHE = "_isolate_recompiles_id"
 _WRAPPER = "compile_wrapper"  # the function that runs compiled code
-_OUR_FILES = str(Path(__file__).parents[1])
-_caches = itertools.count(2**20)  # numbers that torch does not give to its own isolated caches
 
 
 class CompiledRegions:
@@ -57,33 +48,29 @@ class CompiledRegions:
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
-        self.modules = modules
+        self.tracing = Tracing(scopes, modules)
         self.has_jit = has_jit
         self.on_enter: list[Callable[[str, Any], None]] = []  # told the name and the context of each region
         self.on_exit: list[Callable[[str, Any], None]] = []
         self._thread = threading.local()
-        self._undo: list[Callable[[], None]] = []
-        self._cache_of: dict[tuple, int] = {}
-        self._backends: dict[tuple, _BackendWithNotes] = {}
-        self._told: set[str] = set()
-        self._modules: list[nn.Module] = []
+        self._swaps = Swaps()
 
     def install(self, model: Any = None) -> None:
         """Be told of compiled calls from now on. Dynamo is loaded only if the program uses it."""
-        if self._undo:
+        if self._swaps:
             return
-        self._modules = _modules_of(model)
+        self.tracing.modules = _modules_of(model)
         if "torch._dynamo.eval_frame" in sys.modules:
             self._watch()
         else:
-            self._replace(torch, "compile", self._compile_later(torch.compile))
+            self._swaps.replace(torch, "compile", self._compile_later(torch.compile))
 
     def _compile_later(self, original: Callable) -> Callable:
         """torch.compile for a program that has not compiled anything when collecting begins."""
 
         @functools.wraps(original)
         def compile_(*args: Any, **kwargs: Any) -> Any:
-            if self._undo:
+            if self._swaps:
                 self.remove()
                 self._watch()
             return original(*args, **kwargs)
@@ -94,32 +81,23 @@ class CompiledRegions:
         from torch._dynamo import eval_frame
 
         context = eval_frame._TorchDynamoContext
-        self._replace(context, _HOOKS, _Instead(_HOOKS, self._hooks))
-        if self.modules is not None and hasattr(eval_frame, "set_eval_frame_isolate_recompiles_id"):
-            self._replace(context, _CACHE, _Instead(_CACHE, self._cache))
-        original = eval_frame._callback_from_stance
-        self._replace(eval_frame, "_callback_from_stance", self._compiling(original))
-        self._replace(eval_frame, "_maybe_set_eval_frame", self._left(eval_frame._maybe_set_eval_frame))
-        hooks = nn.modules.module
-        self._replace(hooks, "_has_any_global_hook", self._has_others_hook)
+        self._swaps.replace(context, _HOOKS, Instead(_HOOKS, self._hooks))
+        if self.tracing.hooks is not None and hasattr(eval_frame, "set_eval_frame_isolate_recompiles_id"):
+            self._swaps.replace(context, _CACHE, Instead(_CACHE, self._cache))
+        stance = self.tracing.callback_from_stance(eval_frame._callback_from_stance)
+        self._swaps.replace(eval_frame, "_callback_from_stance", stance)
+        self._swaps.replace(eval_frame, "_maybe_set_eval_frame", self._left(eval_frame._maybe_set_eval_frame))
+        self._swaps.replace(nn.modules.module, "_has_any_global_hook", self._has_others_hook)
         node = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if name in vars(node):
-                self._replace(node, name, _quiet(vars(node)[name], self.scopes))
+                self._swaps.replace(node, name, _quiet(vars(node)[name], self.scopes))
 
     def remove(self) -> None:
-        undo, self._undo = self._undo, []
-        for put_back in reversed(undo):
-            put_back()
+        self._swaps.restore()
 
     def end_step(self) -> None:
         """Nothing is left after stop."""
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        missing = object()
-        before = vars(owner).get(name, missing)
-        self._undo.append(lambda: delattr(owner, name) if before is missing else setattr(owner, name, before))
-        setattr(owner, name, value)
 
     @staticmethod
     def _has_others_hook() -> bool:
@@ -144,7 +122,7 @@ class CompiledRegions:
             region = _Region(context, None)
         hidden = hide_modes()
         show_hooks = self._hide_hooks()
-        self._thread.is_entering = self._wants_notes()
+        self._thread.is_entering = self.tracing.wants_notes()
         depth = getattr(self._thread, "depth", 0)
         self._thread.depth = depth + 1
         if depth == 0:
@@ -199,88 +177,24 @@ class CompiledRegions:
             # As a module without parameters of its own: its backward lists the gradients of what was given to it.
             self.writer.close(region.call, result, {})
 
-    def _wants_notes(self) -> bool:
-        from torch._dynamo import eval_frame
-
-        # Other stances forbid to compile: then the program's own code runs, and the region is one black box.
-        return self.modules is not None and eval_frame._stance.stance == "default"
-
     def _cache(self, context: Any, number: int) -> int:
         """Which cache of compiled code a call uses; asked by torch right after the hooks of entering ran."""
         if not getattr(self._thread, "is_entering", False):
             return number
         self._thread.is_entering = False
-        key = (number, self.modules.names)
-        if key not in self._cache_of:
-            self._cache_of[key] = next(_caches)
-        return self._cache_of[key]
+        return self.tracing.cache_number(number)
 
     def _hide_hooks(self) -> Callable[[], None]:
         """What the guards of compiled code look at must be as it was when it was compiled."""
         show = [hide_global_hooks()]
         if not torch._dynamo.config.skip_nnmodule_hook_guards:
-            show.append(hide_module_hooks(self._modules))
-        return lambda: [undo() for undo in reversed(show)] and None
+            show.append(hide_module_hooks(self.tracing.modules))
 
-    def _compiling(self, original: Callable) -> Callable:
-        def callback_from_stance(callback: Any) -> Any:
-            found = original(callback)
-            return _Compiler(found, self, self._identity(found)) if callable(found) else found
+        def undo() -> None:
+            for put_back in show:
+                put_back()
 
-        return callback_from_stance
-
-    def _identity(self, callback: Callable) -> Callable:
-        """What Dynamo compares to know whose compiled code an entry of its cache is: with notes it is not the program's.
-
-        A cache of its own (`_cache`) is not enough: torch looks into the common one too.
-        """
-        if not self._wants_notes():
-            return callback
-        backend = torch._dynamo.eval_frame.innermost_backend(callback)
-        return self._backends.setdefault((self.modules.names, id(backend)), _BackendWithNotes(backend))
-
-    def compile_frame(self, callback: Callable, frame: Any, args: tuple, kwargs: dict) -> Any:
-        """Compile as if we were not there, but for the notes of modules; without those, where they make it fail."""
-        if frame.f_code.co_filename.startswith(_OUR_FILES):
-            return _leave_alone()  # a hook of ours that Python calls inside a region
-        show = [hide_module_hooks(self._modules), hide_operators()]
-        wants_notes = self._wants_notes()
-        before = trace_notes(wants_notes)
-        was_quiet, self.scopes.is_quiet = (
-            self.scopes.is_quiet,
-            True,
-        )  # the compiler's own calls are not the program's
-        try:
-            if not wants_notes:
-                return callback(frame, *args, **kwargs)
-            try:
-                # The backward too is compiled now: later, inside the user's backward, there is no second try.
-                with (
-                    torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
-                    _may_compile_again(),
-                ):
-                    return callback(frame, *args, **kwargs)
-            except Exception as error:
-                trace_notes(False)
-                with _may_compile_again():
-                    result = callback(frame, *args, **kwargs)
-                self._tell_without_notes(frame.f_code.co_name, error)
-                return result
-        finally:
-            trace_notes(before)
-            self.scopes.is_quiet = was_quiet
-            for undo in show:
-                undo()
-
-    def _tell_without_notes(self, code_name: str, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        sentence = (
-            f"modules inside the compiled function {code_name} are not collected, it does not compile with notes "
-            f"({type(error).__name__}: {reason}); collect them once without torch.compile"
-        )
-        if sentence not in self._told:
-            self._told.add(sentence)
-            tell(sentence)
+        return undo
 
 
 class _Region:
@@ -324,14 +238,6 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__).strip("<>")
 
 
-def _leave_alone() -> Any:
-    """Dynamo's answer for a frame that runs as it is, with all that it calls."""
-    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-
-    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=True)
-
-
 def _quiet(original: Callable, scopes: Scopes) -> Callable:
     """`apply` of autograd's Python nodes; those that run compiled code, or compile it now, see nothing of us."""
 
@@ -348,20 +254,6 @@ def _quiet(original: Callable, scopes: Scopes) -> Callable:
     return apply
 
 
-class _Instead:
-    """Stands for an attribute of every compile context, of those that exist and of those made meanwhile."""
-
-    def __init__(self, name: str, read: Callable[[Any, Any], Any]) -> None:
-        self.name = name
-        self.read = read
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self.read(instance, instance.__dict__[self.name])
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.__dict__[self.name] = value
-
-
 class _HooksAndOurs:
     """The list of a context's own hooks, with one more to whoever walks over it."""
 
@@ -375,31 +267,6 @@ class _HooksAndOurs:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.hooks, name)
-
-
-class _Compiler:
-    """Stands before Dynamo's callback, which compiles a frame. `identity` says whose compiled code it makes."""
-
-    def __init__(self, callback: Callable, regions: CompiledRegions, identity: Callable) -> None:
-        self._torchdynamo_orig_backend = identity
-        self.callback = callback
-        self.regions = regions
-
-    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.regions.compile_frame(self.callback, frame, args, kwargs)
-
-
-class _BackendWithNotes:
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.backend(*args, **kwargs)
-
-
-def _may_compile_again() -> Any:
-    """The code with notes is one more compilation; a program that forbids recompilations does not mean ours."""
-    return torch._dynamo.config.patch(error_on_recompile=False)
 
 
 def _modules_of(model: Any) -> list[nn.Module]:

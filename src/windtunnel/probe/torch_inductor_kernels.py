@@ -18,6 +18,7 @@ import torch
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.notice import tell
 from windtunnel.probe.torch_calls import CallWriter
+from windtunnel.probe.torch_compiled_swap import Swaps
 from windtunnel.probe.torch_elements import tensors_in
 from windtunnel.probe.torch_inductor_source import argument_roles, source_comment
 
@@ -36,18 +37,19 @@ class InductorKernels:
         self.collector = collector
         self.writer = writer
         self.graph = graph
-        self._undo: list[Callable[[], None]] = []
+        self._swaps = Swaps()
         self._files: set[int] = set()  # globals of the generated files whose names are replaced
         self._told: set[str] = set()
         self._n_graphs = 0
-        self._before = 0
+        self._n_kernels = 0
+        self._before = 0, 0
         self.direction = "forward"
         self.fresh: set[int] = set()  # storages that were made and not written yet: they hold nothing
         regions.on_enter.append(self._region_begins)
         regions.on_exit.append(self._region_ends)
 
     def install(self, model: Any = None) -> None:
-        if self._undo or _GRAPH_MODULE not in sys.modules:
+        if self._swaps or _GRAPH_MODULE not in sys.modules:
             return
         graph = sys.modules[_GRAPH_MODULE].CompiledFxGraph
         original = graph.__call__
@@ -56,13 +58,10 @@ class InductorKernels:
             self._prepare(compiled)
             return original(compiled, inputs)
 
-        self._undo.append(lambda: setattr(graph, "__call__", original))
-        graph.__call__ = call
+        self._swaps.replace(graph, "__call__", call)
 
     def remove(self) -> None:
-        undo, self._undo = self._undo, []
-        for put_back in reversed(undo):
-            put_back()
+        self._swaps.restore()
         self._files.clear()
         self.fresh.clear()
 
@@ -101,7 +100,7 @@ class InductorKernels:
             elif name.startswith("empty_strided") and callable(value):
                 replaced[name] = self._noting_fresh(value)
         originals = {name: names[name] for name in replaced}
-        self._undo.append(lambda: names.update(originals))
+        self._swaps.undo_with(lambda: names.update(originals))
         names.update(replaced)
 
     def _noting_fresh(self, original: Callable) -> Callable:
@@ -115,6 +114,7 @@ class InductorKernels:
     def run(self, name: str, function: Callable, args: tuple, kwargs: dict, roles: tuple[str, ...]) -> Any:
         """Run a kernel between two looks at its arguments."""
         noted = None
+        self._n_kernels += 1
         try:
             noted = self._begin(name, args, kwargs, roles)
         except Exception as error:
@@ -141,13 +141,16 @@ class InductorKernels:
         return _Noted(self, step, entry, args, kwargs, roles)
 
     def _region_begins(self, name: str, context: Any) -> None:
-        self._before = self._n_graphs
-        if not self._undo:
+        self._before = self._n_graphs, self._n_kernels
+        if not self._swaps:
             self.install()  # inductor is loaded when something is compiled for the first time
 
     def _region_ends(self, name: str, context: Any) -> None:
-        if self._n_graphs == self._before:
-            self._tell(name, "it ran no graph of inductor")
+        n_graphs, n_kernels = self._n_graphs - self._before[0], self._n_kernels - self._before[1]
+        if n_graphs == 0:
+            self._tell(name, f"its backend {_backend_name(context)} runs no code of inductor")
+        elif n_kernels == 0:
+            self._tell(name, "its kernels are not called from Python, as in CUDA graphs or a C++ wrapper")
 
     def _tell(self, region: str, reason: str) -> None:
         sentence = f"kernels inside the compiled region {region} are not collected: {reason}; level L0 notes its modules"
@@ -294,6 +297,13 @@ class _Library(_StandIn):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._owner.run(self._name.removesuffix(".default"), self._original, args, kwargs, ())
+
+
+def _backend_name(context: Any) -> str:
+    backend = torch._dynamo.eval_frame.innermost_backend(context.callback)
+    return str(
+        getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__)
+    )
 
 
 def _generated_names(compiled: Any) -> dict[str, Any] | None:
