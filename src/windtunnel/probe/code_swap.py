@@ -24,7 +24,7 @@ class _StandIn:
 
     def __init__(self, function: FunctionType) -> None:
         self.old = function.__code__
-        self.new = _stand_in_code(self.old)
+        self.new = _stand_in_code(self.old, len(_BY_CODE))
         self.original = FunctionType(
             self.old, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
@@ -80,7 +80,7 @@ def call_recorder(code: CodeType, args: tuple, kwargs: dict) -> Any:
     return stand_in.recorder(stand_in.original, args, kwargs)
 
 
-def _stand_in_code(old: CodeType) -> CodeType:
+def _stand_in_code(old: CodeType, number: int) -> CodeType:
     def stand_in(*args, **kwargs):
         import sys
 
@@ -91,5 +91,5 @@ def _stand_in_code(old: CodeType) -> CodeType:
     # As many free variables as the closure has cells, else Python refuses the code; the name of the file makes it
     # unequal to the code that stands in for any other function.
     return stand_in.__code__.replace(
-        co_freevars=old.co_freevars, co_name=old.co_name, co_filename=f"{__file__}#{id(old)}"
+        co_freevars=old.co_freevars, co_name=old.co_name, co_filename=f"{__file__}#{number}"
     )
