@@ -24,7 +24,7 @@ class _StandIn:
 
     def __init__(self, function: FunctionType) -> None:
         self.old = function.__code__
-        self.new = _stand_in_code(self.old, len(_BY_CODE))
+        self.new = _stand_in_code(self.old)
         self.original = FunctionType(
             self.old, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
@@ -36,7 +36,7 @@ class _StandIn:
 # The code runs with the globals and the closure of the function it stands in for, so it reaches us only by import
 # and finds itself by its own code.
 _STAND_INS: dict[FunctionType, _StandIn] = {}
-_BY_CODE: dict[CodeType, _StandIn] = {}
+_BY_CODE: dict[int, _StandIn] = {}  # by identity: codes of two functions may be equal
 
 
 class CodeSwaps:
@@ -48,14 +48,14 @@ class CodeSwaps:
     def swap(self, function: Callable, recorder: Recorder) -> bool:
         """Have `recorder(original, args, kwargs)` called in place of a function; False if it is not one of Python."""
         inner = inspect.unwrap(function)
-        if not isinstance(inner, FunctionType) or inner.__code__ in _BY_CODE:
+        if not isinstance(inner, FunctionType) or id(inner.__code__) in _BY_CODE:
             return False
         stand_in = _STAND_INS.get(inner)
         if stand_in is None or stand_in.old is not inner.__code__:
-            stand_in = _STAND_INS[inner] = _StandIn(inner)
-            _BY_CODE[stand_in.new] = stand_in
+            stand_in = _STAND_INS[inner] = _StandIn(inner)  # keeps its code, and so its place in _BY_CODE
+            _BY_CODE[id(stand_in.new)] = stand_in
         stand_in.recorder = recorder
-        inner.__signature__ = stand_in.signature  # type: ignore[attr-defined]
+        inner.__dict__.setdefault("__signature__", stand_in.signature)
         inner.__code__ = stand_in.new
         self._swapped.append((inner, stand_in))
         return True
@@ -66,7 +66,8 @@ class CodeSwaps:
         for function, stand_in in reversed(swapped):
             if function.__code__ is stand_in.new:
                 function.__code__ = stand_in.old
-                function.__dict__.pop("__signature__", None)
+                if function.__dict__.get("__signature__") is stand_in.signature:
+                    del function.__dict__["__signature__"]
             stand_in.recorder = _call  # a call that has just begun in another thread still comes here
 
 
@@ -76,11 +77,11 @@ def _call(original: Callable, args: tuple, kwargs: dict) -> Any:
 
 def call_recorder(code: CodeType, args: tuple, kwargs: dict) -> Any:
     """What the code that stands in for a function does."""
-    stand_in = _BY_CODE[code]
+    stand_in = _BY_CODE[id(code)]
     return stand_in.recorder(stand_in.original, args, kwargs)
 
 
-def _stand_in_code(old: CodeType, number: int) -> CodeType:
+def _stand_in_code(old: CodeType) -> CodeType:
     def stand_in(*args, **kwargs):
         import sys
 
@@ -88,8 +89,5 @@ def _stand_in_code(old: CodeType, number: int) -> CodeType:
 
         return call_recorder(sys._getframe().f_code, args, kwargs)
 
-    # As many free variables as the closure has cells, else Python refuses the code; the name of the file makes it
-    # unequal to the code that stands in for any other function.
-    return stand_in.__code__.replace(
-        co_freevars=old.co_freevars, co_name=old.co_name, co_filename=f"{__file__}#{number}"
-    )
+    # As many free variables as the closure has cells, else Python refuses the code.
+    return stand_in.__code__.replace(co_freevars=old.co_freevars, co_name=old.co_name)
