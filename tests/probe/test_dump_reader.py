@@ -207,3 +207,16 @@ def test_ranks_of_different_numbers_are_grouped_or_refused(tmp_path):
     assert [[part.rank for part in pair.b] for pair in pairs] == [[0, 1], [2, 3]]
     with pytest.raises(UsageError, match="2 ranks cannot be compared with 3"):
         pair_parts(a, b[:3])
+
+
+def test_an_eager_run_is_paired_with_graph_and_eager_code_of_a_compiled_one(tmp_path):
+    calls = [Call(f"Module.m{i}.Linear.forward.0", [X * i], [X]) for i in range(3)]
+    for rank in (0, 1):
+        write_dump(tmp_path / "a" / "step0" / f"rank{rank}", calls)
+        write_dump(tmp_path / "b" / "graph" / "step0" / f"rank{rank}", calls[:2])
+        write_dump(tmp_path / "b" / "pynative" / "step0" / f"rank{rank}", calls[2:])
+    pairs, _ = pair_parts(find_parts(tmp_path / "a"), find_parts(tmp_path / "b"))
+    assert [[(part.area, part.rank) for part in pair.b] for pair in pairs] == [
+        [("graph", 0), ("pynative", 0)],
+        [("graph", 1), ("pynative", 1)],
+    ]

@@ -68,6 +68,13 @@ def test_two_tensor_parallel_ranks_equal_one(tmp_path, files):
     assert (findings.only_a, findings.only_b) == (1, 0)  # the all-reduce, which one rank does not need
 
 
+def test_calls_that_only_the_divided_side_makes_are_no_difference(tmp_path):
+    a = write_ranks(tmp_path / "a", [layer(X, W1, BIAS, W2)])
+    ranks = [[Call("Function.Copy.0.forward", [X], [X]), *calls] for calls in halves()]
+    findings = compare(a, write_ranks(tmp_path / "b", ranks))
+    assert (findings.first, findings.only_b) == (None, 2)
+
+
 def test_without_sketches_partial_sums_cannot_be_compared_and_the_next_value_can(tmp_path):
     a = write_ranks(tmp_path / "a", [layer(X, W1, BIAS, W2)], sketch=False, ours=False)
     b = write_ranks(tmp_path / "b", halves(), sketch=False, ours=False)

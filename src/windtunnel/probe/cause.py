@@ -21,8 +21,8 @@ _LARGE = 0.05  # an error that cannot come from slightly other values when all f
 _SAME_FIGURES = 1e-4
 _HOW = {
     SPLIT: "the {n} ranks hold parts of it, put together along dimension {dim}",
-    SUMMED: "the {n} ranks hold partial sums of it, which were added: a missing all-reduce looks like this as well",
-    AVERAGED: "the {n} ranks hold contributions to it, whose mean was taken",
+    SUMMED: "the {n} ranks hold partial sums of it, which were added: a missing all-reduce looks like this",
+    AVERAGED: "the {n} ranks hold different values of it, whose mean was taken: a missing all-reduce looks like this",
     ODD_RANK: "one of the {n} ranks agrees with the other side, another does not",
     UNKNOWN_SUM: "the {n} ranks hold different values of it, and without a sketch their sum is not known",
     UNLIKE: "the shapes of the {n} ranks do not add up to that of the other side",

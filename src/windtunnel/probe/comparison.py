@@ -85,7 +85,7 @@ class RankComparison:
     lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
     is_noise: np.ndarray  # of the pairs: differs, but is nothing but rounding
     noise: np.ndarray  # hashes of values that are nothing but rounding
-    is_strict: bool  # a call that only one side has is a difference of the programs
+    is_strict: bool  # a call that only one side has is a difference of the programs, not of tools or of parallel sizes
     last_place: int  # where the shorter side of a run that was cut off ends
     notes: tuple[str, ...]
 
@@ -144,6 +144,7 @@ def _compare(
     is_divided = len(data_a) != len(data_b)
     is_same_tool = a.first.is_ours == b.first.is_ours
     is_same_level = a.first.header.get("level") == b.first.header.get("level")
+    is_same_area = {part.area for part in pair.a} == {part.area for part in pair.b}
     needs_parents = a.columns.entries != b.columns.entries
     match = match_columns(
         a.columns, b.columns, (a.parents(), b.parents()) if needs_parents else None, shapes=not is_divided
@@ -168,6 +169,8 @@ def _compare(
         pairs_only, numbers, a.columns, b.columns, role, words, tolerance, ignores_types=ignores_types,
         known_noise=known_noise,
     )  # fmt: skip
+    grads_a, grads_b = a.columns.requires_grad[row_a], b.columns.requires_grad[row_b]
+    n_grads = int(((grads_a != grads_b) & (grads_a >= 0) & (grads_b >= 0)).sum())
     cut = a.first.was_killed or b.first.was_killed
     both = np.flatnonzero((match.entry_a >= 0) & (match.entry_b >= 0))
     return RankComparison(
@@ -176,9 +179,9 @@ def _compare(
         lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
         is_noise=judgement.is_noise,
         noise=judgement.noise,
-        is_strict=is_same_tool and is_same_level,
+        is_strict=is_same_tool and is_same_level and is_same_area and not is_divided,
         last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
-        notes=tuple(_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0)),
+        notes=tuple(_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0, n_grads)),
     )  # fmt: skip
 
 
@@ -287,7 +290,7 @@ def _read(path: Path) -> np.ndarray | None:
 
 
 def _notes(
-    a: Side, b: Side, match: Match, n_foreign: int, is_same_level: bool, n_changed_types: int
+    a: Side, b: Side, match: Match, n_foreign: int, is_same_level: bool, n_changed_types: int, n_grads: int
 ) -> Iterator[str]:
     def header(side: Side, key: str) -> Any:
         return side.first.header.get(key)
@@ -299,8 +302,16 @@ def _notes(
     for name, side in (("A", a), ("B", b)):
         if any(rank.was_killed for rank in side.ranks):
             yield f"{name} was cut off: its entries end at {side.columns.entries[-1] if side.columns.entries else 'none'}"
+        areas = [rank.part.area for rank in side.ranks if rank.part.area]
         if len(side.ranks) > 1:
-            yield f"{len(side.ranks)} ranks of {name} were put together"
+            n_ranks = len({rank.part.order for rank in side.ranks})
+            yield (
+                f"{n_ranks} ranks of {name} were put together"
+                if n_ranks > 1
+                else f"{' and '.join(areas)} of {name} were put together"
+            )
+    if n_grads:
+        yield f"requires_grad is not the same for {n_grads} tensors"
     if match.n_renamed:
         yield f"{match.n_renamed} entries have other names on the two sides and were paired by structure"
     if n_changed_types:

@@ -154,7 +154,7 @@ class ColumnBuilder:
                     self._add_tensor(value, stem, role)
                 elif kind not in _PLACES:
                     self._add_scalar(kind, value.get("value"), stem, role)
-            elif kind not in _PLACES:
+            elif not isinstance(kind, str) or kind not in _PLACES:
                 for key, each in value.items():
                     if key not in _IGNORED_KEYS:
                         self._add(each, f"{stem}.{key}", role)

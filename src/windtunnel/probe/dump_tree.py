@@ -70,6 +70,10 @@ def find_parts(path: Path) -> tuple[DumpPart, ...]:
 def pair_parts(a: tuple[DumpPart, ...], b: tuple[DumpPart, ...]) -> tuple[list[PartPair], list[str]]:
     """Which parts to compare, in the order they ran, and a note for every step that has no partner."""
     groups_a, groups_b = _by_step(a), _by_step(b)
+    if not {area for area, _ in groups_a} & {
+        area for area, _ in groups_b
+    }:  # one side has no areas, the other has
+        groups_a, groups_b = _without_areas(groups_a), _without_areas(groups_b)
     if len(groups_a) == 1 and len(groups_b) == 1:  # someone named a step on each side, whatever its number
         keys = [(next(iter(groups_a)), next(iter(groups_b)))]
     else:
@@ -138,6 +142,16 @@ def _by_step(parts: tuple[DumpPart, ...]) -> dict[tuple[str, int | None], list[D
     for part in parts:
         groups.setdefault((part.area, part.step), []).append(part)
     return groups
+
+
+def _without_areas(
+    groups: dict[tuple[str, int | None], list[DumpPart]],
+) -> dict[tuple[str, int | None], list[DumpPart]]:
+    """Graph and eager code of a step together, rank by rank."""
+    found: dict[tuple[str, int | None], list[DumpPart]] = {}
+    for (_, step), parts in groups.items():
+        found.setdefault(("", step), []).extend(parts)
+    return {key: sorted(parts, key=lambda part: (part.order, part.area)) for key, parts in found.items()}
 
 
 def _pair_ranks(a: list[DumpPart], b: list[DumpPart]) -> list[PartPair]:

@@ -82,6 +82,9 @@ def merge_shards(
     n = len(union.rows)
     how, dim = np.zeros(n, np.int8), np.full(n, -1, np.int8)
     n_parts = (union.rows >= 0).sum(axis=1)
+    if not n or not other.n_rows:
+        return Merged(union.columns, how, dim, n_parts, np.ones(n))
+    ranks = [columns if columns.n_rows else union.columns for columns in ranks]  # an empty rank is never read
     shapes = list(words.shapes)
     wanted = np.where(row_of_other >= 0, other.shape[row_of_other], -1)
     is_tensor = union.columns.kind == TENSOR

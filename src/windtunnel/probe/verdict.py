@@ -16,8 +16,7 @@ import numpy as np
 
 from windtunnel.probe.cause import explain
 from windtunnel.probe.comparison import RankComparison, Side
-from windtunnel.probe.dump_columns import INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
-from windtunnel.probe.entry_name import parse_entry_name
+from windtunnel.probe.dump_columns import HAS_SKETCH, INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
 from windtunnel.probe.pair_numbers import NOTHING
 from windtunnel.probe.tolerance import DIFFERENT, EQUAL, ROUNDING
 
@@ -116,9 +115,7 @@ def find_divergence(found: RankComparison) -> Divergence | None:
     at_call = at_lone = n
     if found.is_strict:
         alone = np.flatnonzero((found.match.entry_a < 0) | (found.match.entry_b < 0))
-        alone = alone[
-            [place < found.last_place and not _is_expected(found, place) for place in alone.tolist()]
-        ]
+        alone = alone[alone < found.last_place]
         at_call = int(alone[0]) if len(alone) else n
         at_lone = int(found.lone_place[0]) if len(found.lone_place) else n
     place = min(at_value, at_call, at_lone)
@@ -141,12 +138,6 @@ def item_rows(found: RankComparison, place: int) -> list[ItemRow]:
         kept = sorted(range(len(rows)), key=lambda i: (-rows[i].judged, i))[:_MOST_ROWS]
         rows = [rows[i] for i in sorted(kept)]
     return rows
-
-
-def _is_expected(found: RankComparison, place: int) -> bool:
-    """Where work is divided differently, so is the talk between ranks."""
-    is_divided = len(found.a.ranks) != len(found.b.ranks)
-    return is_divided and parse_entry_name(found.name(place)).prefix in ("Distributed", "MintDistributed")
 
 
 def _is_before(found: RankComparison, index: int) -> bool:
@@ -274,6 +265,8 @@ def _figure(found: RankComparison, side: Side, row: int) -> str:
         return list(found.words.texts)[int(columns.text[row])][:24]
     if columns.has[row] & 8:
         return f"{columns.statistics[row, 3]:.7g}"
+    if columns.has[row] & HAS_SKETCH:  # a sum over ranks: its norm is only estimated
+        return f"~{math.sqrt(float(np.square(columns.sketch[row]).mean())):.3g}"
     if columns.has[row] & 1:
         return f"max {columns.statistics[row, 0]:.6g}"
     return f"{int(columns.digest[row]):08x}" if columns.digest_kind[row] else "?"
