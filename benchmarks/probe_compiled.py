@@ -77,6 +77,7 @@ def n_in_graphs(folder: Path) -> int:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # with two, gradients of an embedding differ from run to run, probe or no probe
     print(f"{'model':<12} {'level':<5} {'difference':>10} {'in graphs':>9} {'first step':>10} {'later':>8}")
     for name, (model, x) in models().items():
         compiled = torch.compile(model)

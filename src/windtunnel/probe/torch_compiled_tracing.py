@@ -94,7 +94,7 @@ class Tracing:
             except Exception as error:
                 trace_notes(False)
                 result = callback(frame, *args, **kwargs)
-                reason = str(error).strip().partition("\n")[0][:200]
+                reason = " ".join(str(error).split("\n\n")[0].split())[:200]
                 self._tell(
                     f"modules inside the compiled function {name} are not collected: it does not compile with notes "
                     f"in it ({type(error).__name__}: {reason}); collect them once without torch.compile"
