@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 
 import torch
 from torch.overrides import resolve_name
@@ -71,6 +72,8 @@ _ONE_OF_TWO = {f"{kind}_max_pool{n}d" for kind in ("fractional", "adaptive") for
 
 def name_of(function: Callable) -> ApiName | None:
     """Return the name of a function as dumps have it; None for what is not an API."""
+    if isinstance(function, FunctionType) and hasattr(function, "_is_windtunnel"):
+        return ApiName("Tensor", function.__name__)  # our own method for an operator
     name = resolve_name(function) or _unlisted(function)
     if name is None or name.startswith(("profiler.", "prim.", "prims.", "c10d.")):
         return None  # c10d: collectives are recorded as torch.distributed functions

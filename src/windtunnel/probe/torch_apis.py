@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from windtunnel.probe.callsite import CallSites
 from windtunnel.probe.collector import Collector
@@ -129,6 +129,7 @@ class OperatorNames:
 
     def __init__(self) -> None:
         self._local = threading.local()
+        self._methods: dict[str, Callable] = {}  # made once: a mode knows functions by identity
         self._is_installed = False
 
     def take(self) -> str | None:
@@ -141,10 +142,13 @@ class OperatorNames:
         if self._is_installed:
             return
         self._is_installed = True
+        resolve_name(torch.add)  # torch lists its functions on first use: let it see its own, not these
         for operator in OPERATORS:
             original = getattr(torch.Tensor, operator, None)
             if original is not None and operator not in vars(torch.Tensor):
-                setattr(torch.Tensor, operator, _named(original, operator, self._local))
+                if operator not in self._methods:
+                    self._methods[operator] = _named(original, operator, self._local)
+                setattr(torch.Tensor, operator, self._methods[operator])
 
     def end_step(self) -> None:
         """Nothing is left after stop."""
