@@ -13,6 +13,8 @@
 
 #include "fused_gather.h"
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static const Type *find_type(PyObject *name) {
     Py_ssize_t length = 0;
     const char *text = PyUnicode_AsUTF8AndSize(name, &length);
@@ -83,6 +85,68 @@ static bool add_checksum(PyObject *function, PyObject **checksum, const char *bl
     return true;
 }
 
+// The tensor in C order, block by block: in place if it lies so, else copied.
+struct Blocks {
+    const char *base;
+    const Geometry &g;
+    const int size;
+    int64_t n_block = BLOCK, start = -1, count = 0;
+    char *copy = nullptr;
+    bool is_ready = true;
+
+    Blocks(const char *base, const Geometry &g, int size) : base(base), g(g), size(size) {
+        if (contiguous(g, size)) return;
+        n_block = block_of(g, size);
+        copy = static_cast<char *>(PyMem_RawMalloc(size_t(n_block) * size));
+        is_ready = copy != nullptr;
+    }
+    ~Blocks() { PyMem_RawFree(copy); }
+
+    bool next() {
+        start = start < 0 ? 0 : start + n_block;
+        count = least(g.count - start, n_block);
+        return start < g.count;
+    }
+    const char *read() {
+        if (!copy) return base + start * size;
+        gather_bytes(base, g, size, start, count, copy);
+        return copy;
+    }
+};
+
+// Once more in float64, around NaN and infinity; the range and the zeros of the first pass hold.
+static bool measure_with_care(const Type &type, const char *base, const Geometry &g, bool is_row, Totals &totals,
+                              double *numbers, Defects &defects) {
+    Blocks blocks(base, g, type.size);
+    double *space = static_cast<double *>(PyMem_RawMalloc(size_t(least(g.count, BLOCK)) * sizeof(double)));
+    if (!space || !blocks.is_ready) {
+        PyMem_RawFree(space);
+        PyErr_NoMemory();
+        return false;
+    }
+    const double high = totals.high, low = totals.low;
+    const int64_t zeros = totals.zeros;
+    totals = {-INFINITY, INFINITY};
+    PyThreadState *state = PyEval_SaveThread();
+    while (blocks.next()) {
+        const char *block = blocks.read();
+        for (int64_t i = 0; i < blocks.count; i += BLOCK)
+            type.care(block + i * type.size, least(blocks.count - i, BLOCK), space, totals, is_row ? numbers : nullptr,
+                      defects);
+    }
+    PyEval_RestoreThread(state);
+    PyMem_RawFree(space);
+    totals.high = defects.nans ? NAN : high;
+    totals.low = defects.nans ? NAN : low;
+    totals.zeros = zeros;
+    if (defects.nans || (defects.plus && defects.minus)) totals.total = NAN;
+    else if (defects.plus) totals.total = INFINITY;
+    else if (defects.minus) totals.total = -INFINITY;
+    if (defects.nans) totals.squares = NAN;
+    else if (defects.plus || defects.minus) totals.squares = INFINITY;
+    return true;
+}
+
 static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 6) {
         PyErr_SetString(PyExc_TypeError, "measure(address, bytes there, type, shape, strides, checksum function or None)");
@@ -101,38 +165,28 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
         return nullptr;
     }
 
-    Totals totals;
-    double numbers[NUMBERS];
     const bool is_row = g.count <= ROW;
-    totals.high = -INFINITY, totals.low = INFINITY, totals.total = totals.squares = 0;
-    totals.zeros = totals.row = totals.int_high = totals.int_low = 0;
-
-    PyObject *checksum = nullptr;
-    char *copy = nullptr;
-    int64_t n_block = BLOCK;
-    if (function != Py_None) checksum = PyLong_FromLong(0);
-    if (!contiguous(g, size)) {
-        n_block = block_of(g, size);
-        copy = static_cast<char *>(PyMem_RawMalloc(size_t(n_block) * size));
-        if (!copy) return Py_XDECREF(checksum), PyErr_NoMemory();
-    }
-    bool good = true;
-    for (int64_t start = 0; good && start < g.count; start += n_block) {
-        const int64_t count = g.count - start < n_block ? g.count - start : n_block;
-        const char *block = copy ? copy : base + start * size;
-        PyThreadState *state = count > 4 * ROW ? PyEval_SaveThread() : nullptr;
-        if (copy) gather_bytes(base, g, size, start, count, copy);
-        for (int64_t i = 0; i < count; i += BLOCK)
-            type->add(block + i * size, count - i < BLOCK ? count - i : BLOCK, totals, is_row ? numbers : nullptr);
+    Totals totals = {-INFINITY, INFINITY};
+    double numbers[NUMBERS];
+    PyObject *checksum = function == Py_None ? nullptr : PyLong_FromLong(0);
+    Blocks blocks(base, g, size);
+    bool good = blocks.is_ready;
+    if (!good) PyErr_NoMemory();
+    while (good && blocks.next()) {
+        PyThreadState *state = blocks.count > 4 * ROW ? PyEval_SaveThread() : nullptr;
+        const char *block = blocks.read();
+        for (int64_t i = 0; i < blocks.count; i += BLOCK)
+            type->add(block + i * size, least(blocks.count - i, BLOCK), totals, is_row ? numbers : nullptr);
         if (state) PyEval_RestoreThread(state);
-        if (checksum) good = add_checksum(function, &checksum, block, count * size);
+        if (checksum) good = add_checksum(function, &checksum, block, blocks.count * size);
     }
-    PyMem_RawFree(copy);
-    if (!good) return Py_XDECREF(checksum), nullptr;
-
-    if (needs_care(totals, g.count, type->is_single)) {
+    Defects defects = {};
+    const bool has_care = good && needs_care(totals, g.count, type->is_single);
+    if (has_care && type->care) good = measure_with_care(*type, base, g, is_row, totals, numbers, defects);
+    if (!good || (has_care && !type->care)) {
         Py_XDECREF(checksum);
-        Py_RETURN_NONE;
+        if (good) Py_RETURN_NONE;
+        return nullptr;
     }
     PyObject *hash = nullptr;
     if (checksum) {
@@ -141,14 +195,14 @@ static PyObject *measure(PyObject *, PyObject *const *args, Py_ssize_t n_args) {
         hash = PyUnicode_FromString(digits);
         Py_DECREF(checksum);
     }
-    if (!is_row) (type->is_single ? finish_single : finish_double)(totals, ROW, numbers);
+    if (!is_row) (type->is_single && !has_care ? finish_single : finish_double)(totals, ROW, numbers);
     const bool is_bool = type->code == '?';
-    return Py_BuildValue("(NNNNiiLNN)", range_end(type->code, totals.high, totals.int_high),
+    return Py_BuildValue("(NNNNLLLNN)", range_end(type->code, totals.high, totals.int_high),
                          range_end(type->code, totals.low, totals.int_low),
                          is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(totals.total / double(g.count)),
-                         is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(std::sqrt(totals.squares)), 0, 0,
-                         (long long)totals.zeros, tuple_of(numbers),
-                         checksum ? hash : Py_NewRef(Py_None));
+                         is_bool ? Py_NewRef(Py_None) : PyFloat_FromDouble(std::sqrt(totals.squares)),
+                         (long long)defects.nans, (long long)(defects.plus + defects.minus),
+                         (long long)totals.zeros, tuple_of(numbers), checksum ? hash : Py_NewRef(Py_None));
 }
 
 static PyObject *see(PyObject *, PyObject *const *args, Py_ssize_t n_args) {

@@ -301,19 +301,61 @@ ADD(add_bfloat, Bfloat, )
 ADD(add_float, float, )
 ADD(add_double, double, )
 
+// ---- with care -----------------------------------------------------------------------------------------------
+
+struct Defects {
+    int64_t nans, plus, minus;  // NaN, infinity, minus infinity
+};
+
+// The finite values in float64, where no square of a float overflows or vanishes; the others count as zero.
+template <class S> INLINE void widen(const S *x, int64_t n, double *to, Defects &defects) {
+    constexpr int64_t LANES = 16;
+    Words16 nans = {}, infinite = {}, minus = {};
+    for (int64_t i = 0; i < n; i += LANES) {
+        S padded[LANES] = {};
+        const bool is_whole = i + LANES <= n;
+        if (!is_whole) std::memcpy(padded, x + i, (n - i) * sizeof(S));
+        const Words16 bits = (Words16)(is_whole ? load(x + i) : load(padded)), size = bits & 0x7FFFFFFF;
+        const Words16 is_nan = (Words16)(size > 0x7F800000), is_infinite = (Words16)(size == 0x7F800000);
+        nans -= is_nan;
+        infinite -= is_infinite;
+        minus -= is_infinite & (Words16)(bits != size);
+        const Floats finite = (Floats)(bits & ~(is_nan | is_infinite));
+        for (int64_t k = 0; k < (is_whole ? LANES : n - i); k++) to[i + k] = double(finite[k]);
+    }
+    for (int64_t k = 0; k < LANES; k++) {
+        defects.nans += nans[k];
+        defects.minus += minus[k];
+        defects.plus += infinite[k] - minus[k];
+    }
+}
+
+// Like ADD; `space` holds as many doubles as there are values.
+#define CARE(NAME, S)                                                                                            \
+    FASTEST static void NAME(const void *block, int64_t n, double *space, Totals &totals, double *numbers,      \
+                             Defects &defects) {                                                                 \
+        widen(static_cast<const S *>(block), n, space, defects);                                                 \
+        if (numbers) measure_row(space, n, totals, numbers);                                                     \
+        else add_values(space, n, totals);                                                                       \
+    }
+CARE(care_half, Half)
+CARE(care_bfloat, Bfloat)
+CARE(care_float, float)
+
 struct Type {
     char code;
     int size;
     bool is_single;  // summed in float
     void (*add)(const void *, int64_t, Totals &, double *);  // with numbers: a whole tensor, at most a row
+    void (*care)(const void *, int64_t, double *, Totals &, double *, Defects &);
 };
 // As Python's struct module names them; E is bfloat16.
 static const Type TYPES[] = {
-    {'f', 4, true, add_float}, {'E', 2, true, add_bfloat}, {'e', 2, true, add_half},
-    {'d', 8, false, add_double}, {'q', 8, false, add_i64}, {'i', 4, false, add_i32},
-    {'?', 1, true, add_bool}, {'b', 1, false, add_i8}, {'B', 1, false, add_u8},
-    {'h', 2, false, add_i16}, {'H', 2, false, add_u16}, {'I', 4, false, add_u32},
-    {'Q', 8, false, add_u64},
+    {'f', 4, true, add_float, care_float}, {'E', 2, true, add_bfloat, care_bfloat}, {'e', 2, true, add_half, care_half},
+    {'d', 8, false, add_double, nullptr}, {'q', 8, false, add_i64, nullptr}, {'i', 4, false, add_i32, nullptr},
+    {'?', 1, true, add_bool, nullptr}, {'b', 1, false, add_i8, nullptr}, {'B', 1, false, add_u8, nullptr},
+    {'h', 2, false, add_i16, nullptr}, {'H', 2, false, add_u16, nullptr}, {'I', 4, false, add_u32, nullptr},
+    {'Q', 8, false, add_u64, nullptr},
 };
 
 // The weighted sums of the columns, in the type that the values were summed in.
