@@ -179,6 +179,14 @@ def test_csv_to_stdout_leaves_the_verdict_to_stderr(dumps, tmp_path):
     assert done.stderr.startswith("First divergence: Functional.relu.0.forward.output.0")
 
 
+def test_a_terminal_without_the_letters_of_a_name_is_no_error(tmp_path):
+    for name, factor in (("a", 1), ("b", 2)):
+        write_dump(tmp_path / name, [Call("Module.层.0.Linear.forward.0", [X], [X * np.float32(factor)])])
+    done = windtunnel("compare", "a", "b", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("First divergence: Module.?.0.Linear.forward.0.output.0")
+
+
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample dumps of msProbe are not here")
 def test_real_dumps_of_msprobe_are_read_and_equal_to_themselves(capsys):
     for sample in sorted(path for path in SAMPLES.iterdir() if path.is_dir()):

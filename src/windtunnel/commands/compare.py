@@ -110,7 +110,11 @@ def _show(args: argparse.Namespace, result: CompareResult) -> None:
     if args.html:
         _write(page, compare_page(result))
     console = Console(stderr=args.csv and args.out is None, highlight=False)
-    console.print(render_compare(result))
+    with console.capture() as captured:
+        console.print(render_compare(result))
+    # A module may be named in letters this stream does not have.
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    console.file.write(captured.get().encode(encoding, "replace").decode(encoding))
     names = f"{shlex.quote(str(args.a))} {shlex.quote(str(args.b))}"
     if args.html:
         next_step = f"open {shlex.quote(str(page))} in a browser   (the error of every call, in order)"
@@ -120,7 +124,7 @@ def _show(args: argparse.Namespace, result: CompareResult) -> None:
         next_step = f"windtunnel compare {names} --html   (the same as a picture)"
     else:
         next_step = f"windtunnel compare {names} --html   (the error of every call, in order)"
-    console.print(f"\nnext: {next_step}", markup=False, soft_wrap=True)
+    print(f"\nnext: {next_step}", file=console.file)
 
 
 @contextmanager
