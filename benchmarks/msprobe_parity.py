@@ -1,7 +1,7 @@
 """What our probe writes, against real msProbe on the same programs; and whether msProbe's compare reads our dumps.
 
-    python -m benchmarks.msprobe_parity --msprobe PYTHON              run both, print every difference
-    python -m benchmarks.msprobe_parity --msprobe PYTHON --golden     also renew tests/probe/golden/
+    python -m benchmarks.msprobe_parity PYTHON              run both, print every difference
+    python -m benchmarks.msprobe_parity PYTHON --golden     also renew tests/probe/golden/
 
 PYTHON is a Python that has torch of the same version and msProbe (`pip install mindstudio-probe==26.2.0`).
 """
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--msprobe", help="a Python with msProbe")
+    parser.add_argument("msprobe", nargs="?", help="a Python with msProbe")
     parser.add_argument("--golden", action="store_true", help="renew the extracts the tests compare with")
     parser.add_argument("--child", choices=["msprobe", "windtunnel"], help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="cases with this in their name")
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.child:
         return run_all(args.child, names, args.folder)
     if not args.msprobe:
-        parser.error("--msprobe PYTHON is needed")
+        parser.error("name a Python that has msProbe")
     folder = args.folder or Path(tempfile.mkdtemp(prefix="parity-"))
     for tool, python in (("msprobe", args.msprobe), ("windtunnel", sys.executable)):
         command = [
@@ -108,8 +108,8 @@ def report(names: list[str], folder: Path, python: str, renews_golden: bool) -> 
         for kind, n in kinds.items():
             print(f"    intended ({n}): {kind}")
     print(dict(total))
-    for task in ("mix md5", "mix tensor"):
-        print(compare_with_msprobe(python, folder, f"{task} mlp".replace(" ", "_")))
+    for name in {"mix md5 mlp", "mix tensor mlp"}.intersection(names):
+        print(compare_with_msprobe(python, folder, file_name(name).removesuffix(".json")))
     return 1 if total["differences"] else 0
 
 

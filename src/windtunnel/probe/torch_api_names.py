@@ -54,8 +54,8 @@ _NOT_APIS = set(
     is_same_size is_set_to is_distributed is_nonzero is_tensor is_storage has_names align_to names
     requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook share_memory_ pin_memory
     detach detach_ data grad_fn _backward_hooks _is_view _is_zerotensor _is_all_true _is_any_true _nested_tensor_size
-    device dtype layout Generator Size result_type promote_types can_cast finfo iinfo get_default_dtype set_default_dtype is_grad_enabled
-    broadcast_shapes _make_subclass _make_wrapper_subclass as_subclass _set_grad_enabled is_autocast_enabled
+    device dtype layout Generator Size result_type promote_types can_cast finfo iinfo get_default_dtype set_default_dtype
+    is_grad_enabled broadcast_shapes _make_subclass _make_wrapper_subclass as_subclass _set_grad_enabled is_autocast_enabled
     _assert_async _assert_scalar _debug_has_internal_overlap is_vulkan_available is_deterministic
     set_ resize_ resize_as_ __set__ __delete__ has_symbolic_sizes_strides _has_symbolic_sizes_strides equal
     """.split()
