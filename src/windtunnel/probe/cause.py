@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.probe.comparison import RankComparison, Side
+from windtunnel.probe.compared_side import Side
+from windtunnel.probe.comparison import RankComparison
 from windtunnel.probe.dump_columns import HAS_SKETCH, HAS_STATISTICS, NUMBER, OUTPUT, PARAMETER, TEXT
 from windtunnel.probe.pair_numbers import SKETCH, VALUES
 from windtunnel.probe.shard_merge import AVERAGED, ODD_RANK, SPLIT, SUMMED, UNKNOWN_SUM, UNLIKE

@@ -15,54 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import CorruptFile
+from windtunnel.probe.compared_side import Side, elements_of, how_divided, make_side, merge_sides
 from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.dump_reader import DumpData, read_part
 from windtunnel.probe.dump_tree import DumpPart, PartPair, find_parts, pair_parts
 from windtunnel.probe.entry_name import BACKWARD, parse_entry_name
 from windtunnel.probe.match import Match, match_columns
 from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, pair_numbers
-from windtunnel.probe.shard_merge import (
-    COPIED,
-    ODD_RANK,
-    SPLIT,
-    UNLIKE,
-    Merged,
-    Union,
-    merge_shards,
-    unite,
-)
-from windtunnel.probe.tensor_file import read_tensor
+from windtunnel.probe.shard_merge import SPLIT
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
 from windtunnel.probe.tolerance import Tolerance, judge
 from windtunnel.probe.unwritten import leave_out_unwritten
 
-__all__ = ["OnProgress", "RankComparison", "Side", "compare_dumps"]
+__all__ = ["OnProgress", "RankComparison", "compare_dumps"]
 
 OnProgress = Callable[[str, int, int], None]  # what, done, of
 
 _MOST = 0.5  # of the pairs: so many other types are a choice, not a mistake
 _DTYPE_PAIRS = 8  # fewer say nothing about the whole
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a comparison: one rank, or several put together."""
-
-    ranks: tuple[DumpData, ...]
-    columns: Columns
-    union: Union | None = None
-    merged: Merged | None = None
-
-    @property
-    def first(self) -> DumpData:
-        return self.ranks[0]
-
-    def stack_of(self, entry: str) -> tuple[str, ...]:
-        return next((stack for rank in self.ranks if (stack := rank.stack_of(entry))), ())
-
-    def parents(self) -> dict[str, str | None]:
-        return {name: parent for rank in reversed(self.ranks) for name, parent in rank.parents.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +110,7 @@ def _compare(
     pair: PartPair, data_a: tuple[DumpData, ...], data_b: tuple[DumpData, ...], words: Vocabulary,
     tolerance: Tolerance, on_progress: OnProgress, known_noise: np.ndarray | None,
 ) -> RankComparison:  # fmt: skip
-    a, b = _side(data_a), _side(data_b)
+    a, b = make_side(data_a), make_side(data_b)
     is_divided = len(data_a) != len(data_b)
     is_same_tool = a.first.is_ours == b.first.is_ours
     is_same_level = a.first.header.get("level") == b.first.header.get("level")
@@ -149,7 +119,7 @@ def _compare(
     match = match_columns(
         a.columns, b.columns, (a.parents(), b.parents()) if needs_parents else None, shapes=not is_divided
     )
-    a, b = _merge(a, b, match, words)
+    a, b = merge_sides(a, b, match, words)
     is_pair = (match.row_a >= 0) & (match.row_b >= 0)
     is_foreign = np.zeros(len(is_pair), bool) if is_same_tool else _foreign_gradients(match, a.columns, words)
     is_pair &= ~is_foreign
@@ -185,28 +155,6 @@ def _compare(
     )  # fmt: skip
 
 
-def _side(ranks: tuple[DumpData, ...]) -> Side:
-    if len(ranks) == 1:
-        return Side(ranks, ranks[0].columns)
-    union = unite([rank.columns for rank in ranks])
-    return Side(ranks, union.columns, union)
-
-
-def _merge(a: Side, b: Side, match: Match, words: Vocabulary) -> tuple[Side, Side]:
-    """Put the shards of the side with more ranks together, as the other side shows them whole."""
-    if len(a.ranks) == len(b.ranks):
-        return a, b
-    many, few = (a, b) if len(a.ranks) > len(b.ranks) else (b, a)
-    assert many.union is not None  # it has several ranks
-    row_many, row_few = (match.row_a, match.row_b) if many is a else (match.row_b, match.row_a)
-    row_of_few = np.full(many.columns.n_rows, -1, dtype=np.int64)
-    has_both = (row_many >= 0) & (row_few >= 0)
-    row_of_few[row_many[has_both]] = row_few[has_both]
-    merged = merge_shards(many.union, [rank.columns for rank in many.ranks], few.columns, row_of_few, words)
-    whole = replace(many, columns=merged.columns, merged=merged)
-    return (whole, b) if many is a else (a, whole)
-
-
 def _foreign_gradients(match: Match, a: Columns, words: Vocabulary) -> np.ndarray:
     """What msProbe writes for the backward of an API are gradients of its last autograd node, not of its inputs."""
     names = [parse_entry_name(name) for name in a.entries]
@@ -232,61 +180,20 @@ def _compare_tensors(
     found: dict[int, TensorNumbers] = {}
     for done, index in enumerate(wanted):
         on_progress("comparing tensors", done, len(wanted))
-        x, y = _values(a, int(row_a[index])), _values(b, int(row_b[index]))
+        x, y = elements_of(a, int(row_a[index])), elements_of(b, int(row_b[index]))
         each = compare_arrays(x, y) if x is not None and y is not None else None
         if each is None:
             continue
         found[index] = each
-        is_divided = any(_how(side, row) == SPLIT for side, row in ((a, row_a[index]), (b, row_b[index])))
+        is_divided = any(
+            how_divided(side, row) == SPLIT for side, row in ((a, row_a[index]), (b, row_b[index]))
+        )
         if is_divided and each.relative_l2 > numbers.error[index]:
             continue  # parts of a fused weight may be interleaved: statistics do not mind the order
         numbers.error[index], numbers.evidence[index] = each.relative_l2, VALUES
         numbers.only_one_finite[index] = each.n_nonfinite_differ > 0
         numbers.bits_differ[index] &= each.relative_l2 > 0
     return found
-
-
-def _how(side: Side, row: int) -> int:
-    return int(side.merged.how[row]) if side.merged is not None else COPIED
-
-
-def _values(side: Side, row: int) -> np.ndarray | None:
-    """The elements behind a row, put together from the ranks that share them."""
-    if side.union is None or side.merged is None:
-        path = side.first.tensor_path(row)
-        return _read(path) if path is not None else None
-    how = _how(side, row)
-    if how in (ODD_RANK, UNLIKE):
-        return None
-    n_parts = 1 if how == COPIED else int(side.merged.n_parts[row])
-    paths = [
-        data.tensor_path(int(each))
-        for data, each in zip(side.ranks, side.union.rows[row], strict=True)
-        if each >= 0
-    ][:n_parts]
-    arrays = [_read(path) for path in paths if path is not None]
-    if len(arrays) != n_parts or any(array is None for array in arrays):
-        return None
-    divisor = float(side.merged.divisor[row])
-    return _joined(arrays, how, int(side.merged.dim[row]), divisor)  # type: ignore[arg-type]
-
-
-def _joined(arrays: list[np.ndarray], how: int, dim: int, divisor: float) -> np.ndarray | None:
-    if len(arrays) == 1:
-        return arrays[0]
-    try:
-        if how == SPLIT:
-            return np.concatenate(arrays, axis=dim)
-        return np.sum([array.astype(np.float64) for array in arrays], axis=0) / divisor
-    except ValueError:
-        return None  # the files do not have the shapes that the dump says
-
-
-def _read(path: Path) -> np.ndarray | None:
-    try:
-        return read_tensor(path)[0]
-    except CorruptFile:
-        return None  # its statistics are still there
 
 
 def _notes(

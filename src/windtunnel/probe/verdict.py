@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.probe.cause import explain
-from windtunnel.probe.comparison import RankComparison, Side
+from windtunnel.probe.compared_side import Side
+from windtunnel.probe.comparison import RankComparison
 from windtunnel.probe.dump_columns import HAS_SKETCH, INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
 from windtunnel.probe.pair_numbers import NOTHING
 from windtunnel.probe.tolerance import DIFFERENT, EQUAL, ROUNDING

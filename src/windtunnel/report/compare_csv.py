@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from windtunnel.probe.comparison import RankComparison, Side
+from windtunnel.probe.compared_side import Side
+from windtunnel.probe.comparison import RankComparison
 from windtunnel.probe.dump_columns import NUMBER, TEXT, XOR
 from windtunnel.probe.pair_numbers import BITS, SKETCH, STATISTICS, VALUES
 from windtunnel.probe.tolerance import DIFFERENT
