@@ -321,6 +321,27 @@ def test_an_exception_in_compiled_code_leaves_the_rest_of_the_step_collected(tmp
     assert {"Jit.fails.1.forward", "Torch.relu.0.forward"} <= entries(tmp_path).keys()
 
 
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_compiled_optimizer_is_compiled_as_without_us(tmp_path, level):
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    net(torch.ones(1, 2)).sum().backward()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    step()
+    breaks = dict(counters["graph_break"])
+    counters.clear()
+    torch._dynamo.reset()
+    debugger = make_debugger(tmp_path, level=level, task="statistics")
+    debugger.start(net)
+    step()
+    debugger.step()
+    debugger.close()
+    assert dict(counters["graph_break"]) == breaks
+    assert "Jit.lambda.0.forward" in entries(tmp_path)
+
+
 def test_compiling_for_the_first_time_while_collecting(tmp_path):
     torch.manual_seed(0)
     net, x = Net(), torch.randn(3, 4)

@@ -1,4 +1,4 @@
-"""Take our own hooks out of sight while a compiler looks: hooks of modules, hooks of all modules, thin operators.
+"""Take our own hooks out of sight while a compiler looks: hooks of modules, of all modules and optimizers, operators.
 
     [user's hook, ours] ──> hidden ──> [user's hook] ──> Dynamo traces, or checks its guards ──> as before
 
@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer
 
 __all__ = ["hide_global_hooks", "hide_module_hooks", "hide_operators", "is_ours", "mark_traceable"]
 
 _OURS = __name__.partition(".")[0] + "."
-_GLOBAL = tuple(
-    found
-    for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
-    if (found := getattr(nn.modules.module, name, None)) is not None
+_GLOBAL = (
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_forward_hooks,
+    optimizer._global_optimizer_pre_hooks,
+    optimizer._global_optimizer_post_hooks,
 )
 # Of each kind the hooks first, then what is noted about them under the same number.
 _OF_A_MODULE = (
