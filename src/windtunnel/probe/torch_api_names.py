@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch.overrides import resolve_name
@@ -63,6 +64,7 @@ _NOT_APIS = set(
 # Recorded through what they call, not themselves.
 _OPEN = {"backward", "__rdiv__", "__rtruediv__"}
 _PREFIX_OF = {"torch.nn.functional": "Functional", "torch.Tensor": "Tensor", "torch": "Torch"}
+_NO_SPACES = {"profiler", "prim", "prims", "c10d"}  # c10d: collectives are recorded as torch.distributed functions
 _VF = {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 # Where a Python wrapper picks one of two functions, torch reports the one that was picked.
 _ONE_OF_TWO = {f"{kind}_max_pool{n}d" for kind in ("fractional", "adaptive") for n in (1, 2, 3)} | {
@@ -74,9 +76,11 @@ def name_of(function: Callable) -> ApiName | None:
     """Return the name of a function as dumps have it; None for what is not an API."""
     if isinstance(function, FunctionType) and hasattr(function, "_is_windtunnel"):
         return ApiName("Tensor", function.__name__)  # our own method for an operator
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return _operator(function)
     name = resolve_name(function) or _unlisted(function)
-    if name is None or name.startswith(("profiler.", "prim.", "prims.", "c10d.")):
-        return None  # c10d: collectives are recorded as torch.distributed functions
+    if name is None:
+        return None
     home, _, api = name.rpartition(".")
     if api in ("__get__", "__set__", "__delete__"):
         return _getter(home) if api == "__get__" else None
@@ -97,7 +101,16 @@ def name_of(function: Callable) -> ApiName | None:
         return ApiName(_PREFIX_OF[home], api, python=python)
     if home.startswith("torch."):
         return ApiName("Torch", api, python=python)
-    return ApiName(_custom_prefix(home), api)
+    return ApiName(home.partition(".")[0], api)
+
+
+def _operator(operator: Any) -> ApiName | None:
+    """An operator called by its own name, torch.ops.space.name or one of its overloads."""
+    packet = getattr(operator, "overloadpacket", operator)
+    space, _, api = packet._qualified_op_name.partition("::")
+    if space in _NO_SPACES or (space == "_c10d_functional" and api != "wait_tensor"):
+        return None  # the result of a functional collective is there only once it has been waited for
+    return ApiName("Aten" if space == "aten" else space, api)
 
 
 def _getter(home: str) -> ApiName | None:
@@ -108,9 +121,6 @@ def _getter(home: str) -> ApiName | None:
 
 def _unlisted(function: Callable) -> str | None:
     """Functions torch does not list as overridable, which the mode sees all the same."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        packet = getattr(function, "overloadpacket", function)
-        return str(packet).replace("::", ".")
     module = getattr(function, "__module__", None) or ""
     name = getattr(function, "__name__", None)
     if name is None or (module.startswith("torch._C") and not module.startswith(("torch._C._",))):
@@ -118,9 +128,3 @@ def _unlisted(function: Callable) -> str | None:
     if module == "torch":
         return f"torch.{name}"
     return None
-
-
-def _custom_prefix(home: str) -> str:
-    """The namespace of a custom operator, as torch.ops has it."""
-    space = home.partition(".")[0]
-    return "Aten" if space == "aten" else space
