@@ -82,6 +82,12 @@ def test_arguments_have_to_be_equal(tmp_path):
     assert first.sentences[0] == "the argument is 1 in A and 0 in B"
 
 
+def test_an_argument_is_never_taken_for_noise(tmp_path):
+    a, b = ([Call("Functional.layer_norm.0.forward", [X, 512, eps], [X * 3])] for eps in (1e-5, 1e-3))
+    first = compare(tmp_path, a, b).first
+    assert first.item == "Functional.layer_norm.0.forward.input.2"
+
+
 def test_nan_equals_nan_and_nothing_else(tmp_path):
     nan = X.copy()
     nan[0, 0] = np.nan

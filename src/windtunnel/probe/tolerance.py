@@ -78,7 +78,8 @@ def judge(
         table = np.array([type_eps(name) for name in words.dtypes] or [0.0])
         eps = np.maximum(table[a.dtype[match.row_a]], table[b.dtype[match.row_b]])
         allowed = _allowed(match.place, error, eps, roles, len(match.entry_a))
-        is_over = (error > allowed) & np.isfinite(error) & (eps > 0)
+        is_tensor = (a.kind[match.row_a] == TENSOR) & (b.kind[match.row_b] == TENSOR)
+        is_over = (error > allowed) & np.isfinite(error) & (eps > 0) & is_tensor
         if is_over.any():
             pairs = _pairs(match, numbers, a, b, roles, error, eps)
             is_noise = is_over & ((error <= summed_away(pairs)) | (error <= divided_by_little(pairs)))
@@ -125,16 +126,18 @@ def _pairs(
     extremes = a.statistics[match.row_a, :2]
     has_sign = (extremes[:, 0] < 0) | (extremes[:, 1] > 0)
     smallest = np.where(has_sign, np.abs(extremes).min(axis=1), 0.0)
+    is_tensor = a.kind[match.row_a] == TENSOR  # a number among the arguments is no term of a sum
+    rms = np.where(is_tensor, numbers.rms, 0.0)
     divides = np.array([_DIVIDES.search(name) is not None for name in a.entries] or [False])
     return Pairs(
         match.place,
         len(match.entry_a),
         np.where(np.isfinite(error), error, 1.0),
         eps,
-        numbers.rms,
+        rms,
         numbers.n_elements,
         roles == OUTPUT,
-        (a.kind[match.row_a] == TENSOR) & (numbers.rms > 0),
+        rms > 0,
         smallest,
         divides[match.entry_a[match.place]],
         value_hashes(a)[match.row_a] ^ (value_hashes(b)[match.row_b] << np.uint64(1)),
