@@ -24,7 +24,10 @@ __all__ = ["ModuleHooks", "named_modules"]
 
 
 def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
-    """The modules to watch with their names in a dump: every submodule, not the given module itself."""
+    """The modules to watch with their names in a dump: every submodule, not the given module itself.
+
+    A scripted module takes no hooks; what is inside it is C++.
+    """
     if isinstance(model, nn.Module):
         roots: Iterable[tuple[str, nn.Module]] = [("Module.", model)]
     else:
@@ -32,7 +35,8 @@ def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
     found: dict[int, tuple[str, nn.Module]] = {}
     for prefix, root in roots:
         for path, module in root.named_modules():
-            if path and id(module) not in found:  # a shared module keeps its first name
+            if path and id(module) not in found and not isinstance(module, torch.jit.ScriptModule):
+                # a shared module keeps its first name
                 found[id(module)] = (f"{prefix}{path}.{type(module).__name__}", module)
     return list(found.values())
 
@@ -78,45 +82,51 @@ class ModuleHooks:
         self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        calls = self._calls()
-        call: OpenCall | None = None
-        scope = None
+        try:
+            self._begin(name, module, args, kwargs)
+        except Exception as error:
+            self.collector.guard(f"the inputs of {name}", error)
+
+    def _begin(self, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         step = self.collector.step
-        if step is not None and not self.scopes.is_quiet:
-            try:
-                number = step.number(name)
-                scope = f"{name}.forward.{number}"
-                with torch._C.DisableTorchFunction():
-                    backward = f"{name}.backward.{number}"
-                    call = self.writer.open(step, scope, backward, self.scopes.names(), args, kwargs)
-            except Exception as error:
-                self.collector.guard(f"the inputs of {name}", error)
-        if scope is not None:
+        if step is None or self.scopes.is_quiet:
+            self._calls().append((module, None, None))
+            return
+        number = step.number(name)
+        scope = f"{name}.forward.{number}"
+        call: OpenCall | None = None
+        try:
+            with torch._C.DisableTorchFunction():
+                backward = f"{name}.backward.{number}"
+                call = self.writer.open(step, scope, backward, self.scopes.names(), args, kwargs)
+        finally:  # what runs inside has its parent all the same
             self.scopes.stack.append(scope)
-        calls.append((module, scope, call))
+            self._calls().append((module, scope, call))
 
     def _after(self, name: str, module: nn.Module, output: Any) -> None:
+        try:
+            self._end(name, module, output)
+        except Exception as error:
+            self.collector.guard(f"the outputs of {name}", error)
+
+    def _end(self, name: str, module: nn.Module, output: Any) -> None:
         calls = self._calls()
-        while calls:  # an exception inside leaves the calls of the children behind
+        if not any(found is module for found, _, _ in reversed(calls)):
+            return
+        found = None
+        while found is not module:  # an exception inside leaves the calls of the children behind
             found, scope, call = calls.pop()
             if scope is not None and scope in self.scopes.stack:
                 del self.scopes.stack[self.scopes.stack.index(scope) :]
-            if found is module:
-                break
-        else:
-            return
         if scope is not None:
             self.collector.selection.leave(scope, self.scopes.names())
         if call is None:
             return
-        try:
-            with torch._C.DisableTorchFunction():
-                parameters = {key: value for key, value in module._parameters.items() if value is not None}
-                self.writer.close(call, output, parameters)
-                if call.backward is not None and self.collector.selection.parameter_gradients:
-                    self._gradients.watch(call.step, name, parameters)
-        except Exception as error:
-            self.collector.guard(f"the outputs of {name}", error)
+        with torch._C.DisableTorchFunction():
+            parameters = {key: value for key, value in module._parameters.items() if value is not None}
+            self.writer.close(call, output, parameters)
+            if call.backward is not None and self.collector.selection.parameter_gradients:
+                self._gradients.watch(call.step, name, parameters)
 
     def _calls(self) -> list[tuple[nn.Module, str | None, OpenCall | None]]:
         found = getattr(self._open, "calls", None)
