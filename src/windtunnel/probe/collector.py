@@ -16,6 +16,7 @@ from typing import Any
 from windtunnel.probe.call_stack import CallStacks
 from windtunnel.probe.config import ProbeConfig
 from windtunnel.probe.error_log import ErrorLog
+from windtunnel.probe.notice import tell
 from windtunnel.probe.selection import Selection
 from windtunnel.probe.step_folder import StepFolder
 from windtunnel.probe.tensor_store import TensorStore
@@ -75,7 +76,9 @@ class Collector:
         self.n_errors = 0
         self.left_out: dict[str, int] = {}  # API -> calls that were seen but not wanted
         self.step: StepOutput | None = None  # where calls of now go; None between steps
+        self.n_put = 0  # entries that were collected, in all steps
         self.n_late = 0  # backward records that came after their step had ended
+        self._unmatched: set[str] = set()  # what ran in steps of which nothing was collected
         self._settle = settle
         self._queue: list[tuple] = []
         self._lock = threading.RLock()
@@ -94,6 +97,7 @@ class Collector:
         if not step.is_open:
             self.n_late += 1
             return
+        self.n_put += 1
         if self.has_structure_only:
             step.folder.add_call(name, None, frames, parent, has_parent)
             return
@@ -127,13 +131,21 @@ class Collector:
 
     def end_step(self) -> None:
         """The step is over: its files are complete."""
-        step, self.step = self.step, None
-        if step is not None:
+        step = self.step
+        if step is None:
+            return
+        try:
             self.settle()
             step.is_open = False
+            if not self.n_put:
+                self._unmatched.update(step.counts)
             step.store.drain()
             step.folder.close()
             self.selection.new_step()
+        except Exception as error:
+            self.guard("the end of a step", error)  # before the step is left, for its log is in its folder
+        finally:
+            self.step = None
 
     def summary(self) -> str:
         """What the user should know at the end, besides where the files are."""
@@ -144,6 +156,12 @@ class Collector:
             said.append(
                 f"{sum(self.left_out.values())} calls of {len(self.left_out)} APIs were left out by {why} "
                 f"({', '.join(most)}{', ...' if len(self.left_out) > 3 else ''})"
+            )
+        if self._unmatched and not self.n_put and not self.selection.is_open:
+            some = sorted(self._unmatched)
+            said.append(
+                f"nothing matched {_filters(self.config)}; what ran: {', '.join(some[:5])}"
+                f"{f' and {len(some) - 5} more' if len(some) > 5 else ''}"
             )
         if self.n_late:
             said.append(f"{self.n_late} calls ran backward after their step() and are not in it")
@@ -157,3 +175,13 @@ class Collector:
         step = self.step
         log = step.errors if step is not None else ErrorLog(self.config.dump_path)
         log.record(what, error)
+        if self.n_errors == 1:
+            tell(
+                f"an error of the probe itself ({what}: {type(error).__name__}: {error}); the program goes on, "
+                f"some values will be missing; see {log.path}"
+            )
+
+
+def _filters(config: ProbeConfig) -> str:
+    named = {"list": config.list, "scope": config.scope}
+    return " and ".join(f"{key} {list(value)}" for key, value in named.items() if value)

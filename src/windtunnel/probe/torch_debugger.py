@@ -61,6 +61,7 @@ class Debugger:
         self._watch = ConfigWatch(self.config.config_path) if has_switch else None
         self.custom_apis = CustomApis()
         self._tokens: TokenRange | None = None
+        self._is_reported = False
         self._build()
         atexit.register(self.close)
 
@@ -91,8 +92,9 @@ class Debugger:
         if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
             return
         if self.collector.step is None:
-            self.compiled.decide(model)
-            self.collector.step = self._open_step(rank_id)
+            self._safely(lambda: self._open_step(rank_id, model))
+            if self.collector.step is None:
+                return
         self._is_on = True
         if token_range is None:
             self._install(model)
@@ -107,7 +109,7 @@ class Debugger:
         self._is_on = False
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
-            tokens.close()
+            self._safely(tokens.close)
         self._remove()
         self._safely(self.collector.flush)
         self.meter.forget()  # until the next start memory may be written behind torch's back
@@ -120,6 +122,7 @@ class Debugger:
         last = self.config.last_step
         if last is not None and self._step == last + 1:
             self._report(f"all wanted steps are collected in {self.config.dump_path}")
+            self._is_reported = True
 
     def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
         """Save a value at this point of the program, and the gradients of its tensors when they come."""
@@ -129,7 +132,7 @@ class Debugger:
         if not self._is_wanted(None):
             return
         if self.collector.step is None:
-            self.collector.step = self._open_step(None)
+            self._safely(lambda: self._open_step(None))
         self._safely(lambda: self.points.save(variable, name, save_backward))
 
     def set_init_step(self, step: int) -> None:
@@ -156,6 +159,8 @@ class Debugger:
         note = self.config.step_note(self._first_step, self._step)
         if note is not None:
             self._tell_once(note)
+        elif not self._is_reported and (self.collector.n_put or self.collector.summary()):
+            self._report(f"what was collected is in {self.config.dump_path}")
 
     def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
         """Collect the function `module.api` too, as `{api_prefix}.{api}` (or by the name of the module)."""
@@ -213,12 +218,13 @@ class Debugger:
             self._tell_once(note)
         return self.config.wants_rank(rank)
 
-    def _open_step(self, rank_id: int | None) -> StepOutput | None:
+    def _open_step(self, rank_id: int | None, model: Any = None) -> None:
+        self.compiled.decide(model)
         rank, _ = _rank(rank_id)
         name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
         folder = Path(self.config.dump_path) / self.compiled.area / f"step{self._step}" / name
         wants_tensors = self.config.task in ("tensor", "overflow_check") or bool(self.config.tensor_list)
-        return StepOutput(self.config, folder, _version(), wants_tensors)
+        self.collector.step = StepOutput(self.config, folder, _version(), wants_tensors)
 
     def _name_by_rank(self) -> None:
         """A process group that appeared after the folder was made: proc{pid} becomes rank{R}."""
