@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -340,6 +341,30 @@ def test_a_compiled_optimizer_is_compiled_as_without_us(tmp_path, level):
     debugger.close()
     assert dict(counters["graph_break"]) == breaks
     assert "Jit.lambda.0.forward" in entries(tmp_path)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_threads_that_run_compiled_code_are_told_apart(tmp_path, level):
+    program = Program("model.compile()")
+    program.step()
+    debugger = make_debugger(tmp_path, level=level, task="statistics")
+    debugger.start(program.model)
+
+    def work():
+        for _ in range(3):
+            program.call(program.x.clone().requires_grad_()).sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    debugger.step()
+    debugger.close()
+    found = entries(tmp_path, "graph" if level == "L0" else "pynative")
+    name = "Module.out.Linear.{way}.{n}" if level == "L0" else "Jit.Net.{n}.{way}"
+    wanted = {name.format(way=way, n=n) for way in ("forward", "backward") for n in range(9)}
+    assert wanted <= found.keys()
 
 
 def test_compiling_for_the_first_time_while_collecting(tmp_path):

@@ -6,8 +6,11 @@ start(model) ──> compiled modules in it? ──> pynative/step… for eager 
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
+import torch
 from torch import nn
 
 from windtunnel.probe.collector import Collector, StepOutput
@@ -41,6 +44,7 @@ class CompiledCode:
         )
         self._is_decided = level == "debug"
         self._graph: StepOutput | None = None
+        self._lock = threading.Lock()
 
     def connected(self, parts: list[Any]) -> list[Any]:
         """The parts of a level with those for compiled code: hooks of modules that a compiler can trace, and this."""
@@ -54,16 +58,22 @@ class CompiledCode:
 
     def graph_step(self) -> StepOutput | None:
         """Where what runs inside graphs goes; made when there is something to write."""
-        step = self.collector.step
-        if self._graph is None and step is not None:
-            place = step.folder.path
-            folder = self.collector.config.dump_path / "graph" / place.parent.name / place.name
-            config = self.collector.config
-            wants_tensors = config.task == "tensor" or bool(config.tensor_list)
-            self._graph = StepOutput(config, folder, self.version, wants_tensors)
-            # One count for both: a module that runs in a graph and outside has no number twice.
-            self._graph.counts, self._graph.lock = step.counts, step.lock
+        if self._graph is None:
+            with self._lock:
+                self._graph = self._graph or self._open_graph()
         return self._graph
+
+    def _open_graph(self) -> StepOutput | None:
+        step = self.collector.step
+        if step is None:
+            return None
+        config, place = self.collector.config, step.folder.path
+        folder = config.dump_path / "graph" / place.parent.name / place.name
+        wants_tensors = config.task in ("tensor", "overflow_check") or bool(config.tensor_list)
+        graph = StepOutput(config, folder, self.version, wants_tensors)
+        # One count for both: a module that runs in a graph and outside has no number twice.
+        graph.counts, graph.lock = step.counts, step.lock
+        return graph
 
     def install(self, model: Any = None) -> None:
         self.regions.install(model)
@@ -85,9 +95,19 @@ class CompiledCode:
             self.kernels.end_step()
         if graph is not None:
             self.collector.settle()
+            self._name_by_rank(graph)
             graph.is_open = False
             graph.store.drain()
             graph.folder.close()
+
+    @staticmethod
+    def _name_by_rank(graph: StepOutput) -> None:
+        """A process group that appeared after the folder was made: proc{pid} becomes rank{R}."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            path = graph.folder.path
+            if path.name == f"proc{os.getpid()}":
+                graph.rename(path.with_name(f"rank{distributed.get_rank()}"))
 
 
 def has_compiled(model: Any) -> bool:

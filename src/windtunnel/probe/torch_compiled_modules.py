@@ -20,7 +20,7 @@ from torch import nn
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_compiled_hooks import mark_traceable
-from windtunnel.probe.torch_compiled_ops import connect, define_ops, tracing_notes
+from windtunnel.probe.torch_compiled_ops import connect, tracing_notes
 from windtunnel.probe.torch_compiled_values import pack, unpack
 from windtunnel.probe.torch_modules import ModuleHooks, ParameterGradients, named_modules
 from windtunnel.probe.torch_scopes import Scopes, backward_of
@@ -66,7 +66,6 @@ class CompiledModuleHooks(ModuleHooks):
         named = eager_names(model)
         self.names = tuple((name, id(module)) for name, module in named)
         self.notes.modules = dict(named)
-        define_ops()
         connect(self.notes)
         for name, module in named:
             self._watch(name, module)

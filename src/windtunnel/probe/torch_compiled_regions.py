@@ -23,6 +23,7 @@ from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_compiled_hooks import hide_global_hooks, hide_module_hooks, is_ours
 from windtunnel.probe.torch_compiled_modes import hidden_modes, hide_modes, show_modes
+from windtunnel.probe.torch_compiled_ops import define_ops
 from windtunnel.probe.torch_compiled_swap import Instead, Swaps
 from windtunnel.probe.torch_compiled_tracing import Tracing
 from windtunnel.probe.torch_scopes import Scopes
@@ -82,6 +83,8 @@ class CompiledRegions:
 
         context = eval_frame._TorchDynamoContext
         self._swaps.replace(context, _HOOKS, Instead(_HOOKS, self._hooks))
+        if self.tracing.hooks is not None:
+            define_ops()
         if self.tracing.hooks is not None and hasattr(eval_frame, "set_eval_frame_isolate_recompiles_id"):
             self._swaps.replace(context, _CACHE, Instead(_CACHE, self._cache))
         stance = self.tracing.callback_from_stance(eval_frame._callback_from_stance)

@@ -88,8 +88,10 @@ class Tracing:
         # This compilation is ours: a program that forbids recompilations does not mean it.
         with torch._dynamo.config.patch(error_on_recompile=False):
             try:
-                # The backward too is compiled now: later, inside the user's backward, there is no second try.
-                with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+                # The backward too is compiled now: later, inside the user's backward, there is no second try. Graphs
+                # that are cut at DDP's buckets do not compile with notes; uncut they compute the same, only later.
+                eager_backward = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+                with eager_backward, torch._dynamo.config.patch(optimize_ddp=False):
                     result = callback(frame, *args, **kwargs)
             except Exception as error:
                 trace_notes(False)

@@ -9,6 +9,7 @@ The generated code stays as it is and calls the same kernels with the same argum
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -38,13 +39,10 @@ class InductorKernels:
         self.writer = writer
         self.graph = graph
         self._swaps = Swaps()
+        self._lock = threading.Lock()
         self._files: set[int] = set()  # globals of the generated files whose names are replaced
         self._told: set[str] = set()
-        self._n_graphs = 0
-        self._n_kernels = 0
-        self._before = 0, 0
-        self.direction = "forward"
-        self.fresh: set[int] = set()  # storages that were made and not written yet: they hold nothing
+        self.thread = _Running()
         regions.on_enter.append(self._region_begins)
         regions.on_exit.append(self._region_ends)
 
@@ -55,35 +53,37 @@ class InductorKernels:
         original = graph.__call__
 
         def call(compiled: Any, inputs: Any) -> Any:
-            self._prepare(compiled)
-            return original(compiled, inputs)
+            before = self._prepare(compiled)
+            try:
+                return original(compiled, inputs)
+            finally:
+                self.thread.direction, self.thread.fresh = before
 
         self._swaps.replace(graph, "__call__", call)
 
     def remove(self) -> None:
         self._swaps.restore()
         self._files.clear()
-        self.fresh.clear()
 
     def end_step(self) -> None:
         """Nothing is left after stop."""
 
-    def _prepare(self, compiled: Any) -> None:
-        """Before a compiled graph runs: stand in for the kernels its file calls."""
+    def _prepare(self, compiled: Any) -> tuple[str, set[int]]:
+        """Before a compiled graph runs: stand in for the kernels its file calls. Returns what held before."""
+        running = self.thread
+        before = running.direction, running.fresh
         try:
-            self._n_graphs += 1
-            self.direction = "backward" if (compiled.fx_kwargs or {}).get("is_backward") else "forward"
-            self.fresh.clear()
+            running.n_graphs += 1
+            running.direction = "backward" if (compiled.fx_kwargs or {}).get("is_backward") else "forward"
+            running.fresh = set()
             names = _generated_names(compiled)
-            if names is None:
-                self._tell(
-                    "a compiled graph", "it has no generated Python code (CUDA graphs or a C++ wrapper)"
-                )
-            elif id(names) not in self._files:
-                self._files.add(id(names))
-                self._stand_in(names)
+            with self._lock:
+                if names is not None and id(names) not in self._files:
+                    self._files.add(id(names))
+                    self._stand_in(names)
         except Exception as error:
             self.collector.guard("the kernels of a compiled graph", error)
+        return before
 
     def _stand_in(self, names: dict[str, Any]) -> None:
         roles = argument_roles(names["__file__"])
@@ -106,7 +106,7 @@ class InductorKernels:
     def _noting_fresh(self, original: Callable) -> Callable:
         def empty(*args: Any, **kwargs: Any) -> Any:
             tensor = original(*args, **kwargs)
-            self.fresh.add(tensor.data_ptr())
+            self.thread.fresh.add(tensor.data_ptr())
             return tensor
 
         return empty
@@ -114,7 +114,7 @@ class InductorKernels:
     def run(self, name: str, function: Callable, args: tuple, kwargs: dict, roles: tuple[str, ...]) -> Any:
         """Run a kernel between two looks at its arguments."""
         noted = None
-        self._n_kernels += 1
+        self.thread.n_kernels += 1
         try:
             noted = self._begin(name, args, kwargs, roles)
         except Exception as error:
@@ -129,24 +129,25 @@ class InductorKernels:
 
     def _begin(self, name: str, args: tuple, kwargs: dict, roles: tuple[str, ...]) -> _Noted | None:
         step, writer = self.graph(), self.writer
-        is_backward = self.direction == "backward"
+        is_backward = self.thread.direction == "backward"
         if step is None or not (writer.has_backward if is_backward else writer.has_forward):
             return None
         key = f"Kernel.{name}"
         # Counted apart: forward numbers stay the same whether or not a backward ran in between.
         number = step.number(f"{key}.backward" if is_backward else key)
-        entry = f"{key}.{number}.{self.direction}"
+        entry = f"{key}.{number}.{self.thread.direction}"
         if not writer.selection.is_open and not writer.selection.wants(entry, ()):
             return None
         return _Noted(self, step, entry, args, kwargs, roles)
 
     def _region_begins(self, name: str, context: Any) -> None:
-        self._before = self._n_graphs, self._n_kernels
+        self.thread.before = self.thread.n_graphs, self.thread.n_kernels
         if not self._swaps:
             self.install()  # inductor is loaded when something is compiled for the first time
 
     def _region_ends(self, name: str, context: Any) -> None:
-        n_graphs, n_kernels = self._n_graphs - self._before[0], self._n_kernels - self._before[1]
+        running = self.thread
+        n_graphs, n_kernels = running.n_graphs - running.before[0], running.n_kernels - running.before[1]
         if n_graphs == 0:
             self._tell(name, f"its backend {_backend_name(context)} runs no code of inductor")
         elif n_kernels == 0:
@@ -157,6 +158,16 @@ class InductorKernels:
         if sentence not in self._told:
             self._told.add(sentence)
             tell(sentence)
+
+
+class _Running(threading.local):
+    """What a thread runs just now, and how much it has run."""
+
+    def __init__(self) -> None:
+        self.direction = "forward"
+        self.fresh: set[int] = set()  # memory that was made and not written yet: it holds nothing
+        self.n_graphs = self.n_kernels = 0
+        self.before = 0, 0
 
 
 class _Noted:
@@ -195,7 +206,7 @@ class _Noted:
             self._take_inputs()
 
     def _is_fresh(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.data_ptr() in self.owner.fresh
+        return isinstance(value, torch.Tensor) and value.data_ptr() in self.owner.thread.fresh
 
     def _take_inputs(self) -> None:
         out, elements = self.pieces, self.owner.writer.elements
@@ -215,7 +226,7 @@ class _Noted:
         owner = self.owner
         writer = owner.writer
         for tensor in self.written:
-            owner.fresh.discard(tensor.data_ptr())
+            owner.thread.fresh.discard(tensor.data_ptr())
         writer.elements.meter.forget()  # kernels write without telling the tensor's version
         outputs = tuple(self.written) or (tuple(result) if isinstance(result, (tuple, list)) else (result,))
         if writer.overflow is not None:
