@@ -105,6 +105,11 @@ class Tracing:
         n_notes, without = take_trace_notes()
         if n_notes:
             self._tell(_ROUNDING)
+            if torch._dynamo.config.compiled_autograd:
+                self._tell(
+                    f"gradients of modules inside the compiled function {name} are not collected: compiled autograd "
+                    "computes them in a graph of its own; set torch._dynamo.config.compiled_autograd = False"
+                )
         for kind in without:
             self._tell(
                 f"modules inside {kind} in the compiled function {name} are not collected: torch may run that more "
