@@ -322,8 +322,10 @@ def test_a_write_by_index_has_the_gradient_of_its_value(tmp_path):
         made[1] = y
         (made * 2).sum().backward()
 
-    probe(tmp_path, work, risk_level="ALL")
+    dump = probe(tmp_path, work, risk_level="ALL")
     assert torch.equal(y.grad, torch.full((6,), 2.0))
+    assert torch.equal(dump.tensors("Tensor.__setitem__.0.forward", "output")[0], made)
+    _check(dump.tensors("Tensor.__setitem__.0.backward", "output"), [x.grad, y.grad])
 
 
 def test_a_relu_in_place_in_the_middle(tmp_path):

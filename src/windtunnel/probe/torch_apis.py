@@ -84,7 +84,9 @@ class ApiMode(TorchFunctionMode):
         result = function(*args, **kwargs)
         if call is not None:
             try:
-                self.writer.close(call, result)
+                self.writer.close(
+                    call, args[0] if result is None and _is_in_place(known.api) and args else result
+                )
             except Exception as error:
                 self.collector.guard(f"the outputs of {known.key}", error)
         return result
@@ -119,6 +121,11 @@ class ApiMode(TorchFunctionMode):
             args, kwargs = self.sites.as_written(name.python, sys._getframe(2), args, kwargs)
         call = f"{name.key}.{step.number(name.key)}."
         return self.writer.open(step, f"{call}forward", f"{call}backward", self.scopes.names(), args, kwargs)
+
+
+def _is_in_place(api: str) -> bool:
+    """Calls that return nothing and change their first argument: `x[0] = y`, torch._foreach_add_."""
+    return api == "__setitem__" or (api.endswith("_") and not api.endswith("__"))
 
 
 _OPERATOR_NAMES = {operator: ApiName("Tensor", operator) for operator in OPERATORS}
