@@ -374,6 +374,14 @@ def test_modules_of_every_kind_compute_what_they_did(tmp_path, name, level):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_modules_are_told(tmp_path, caplog):
+    net = _scripted()
+    dump = probe(tmp_path, lambda: net(X), net, level="L0")
+    assert dump.names() == ["Module.0.Linear.forward.0"]
+    assert any("3 modules are scripted" in record.getMessage() for record in caplog.records)
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
 def test_transforms_of_functions_go_on_working(tmp_path, level):
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh())

@@ -27,6 +27,7 @@ from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_compiled import CompiledCode
 from windtunnel.probe.torch_custom_apis import CustomApis
 from windtunnel.probe.torch_elements import Elements
+from windtunnel.probe.torch_modules import scripted_note
 from windtunnel.probe.torch_parts import parts_for
 from windtunnel.probe.torch_points import PointWriter
 from windtunnel.probe.torch_scopes import Scopes
@@ -220,6 +221,9 @@ class Debugger:
 
     def _open_step(self, rank_id: int | None, model: Any = None) -> None:
         self.compiled.decide(model)
+        note = scripted_note(model) if self.config.level in _MODULE_LEVELS else None
+        if note is not None:
+            self._tell_once(note)
         rank, _ = _rank(rank_id)
         name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
         folder = Path(self.config.dump_path) / self.compiled.area / f"step{self._step}" / name

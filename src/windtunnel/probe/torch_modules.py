@@ -20,7 +20,7 @@ from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_scopes import Scopes
 
-__all__ = ["ModuleHooks", "named_modules"]
+__all__ = ["ModuleHooks", "named_modules", "scripted_note"]
 
 
 def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
@@ -39,6 +39,19 @@ def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
                 # a shared module keeps its first name
                 found[id(module)] = (f"{prefix}{path}.{type(module).__name__}", module)
     return list(found.values())
+
+
+def scripted_note(model: Any) -> str | None:
+    """What to tell of a model that has scripted modules in it."""
+    roots = [model] if isinstance(model, nn.Module) else model or ()
+    named = (pair for root in roots for pair in root.named_modules())
+    found = [path for path, module in named if path and isinstance(module, torch.jit.ScriptModule)]
+    if not found:
+        return None
+    return (
+        f"{len(found)} modules are scripted and take no hooks, so they are not collected (the first: {found[0]}); "
+        "collect the model before torch.jit.script"
+    )
 
 
 class ModuleHooks:
