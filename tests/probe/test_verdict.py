@@ -129,6 +129,25 @@ def test_a_sum_that_should_be_zero_says_nothing(tmp_path, sketch):
     assert compare(tmp_path, run(large), run(-large[::-1].copy()), sketch=sketch).first is not None
 
 
+def test_what_is_harmless_in_one_call_is_not_forgiven_in_another(tmp_path):
+    small = X * np.float32(1e-9)
+
+    def run(value):
+        return [
+            Call("Torch.f.0.forward", [X], [value]),
+            Call("Tensor.add.0.forward", [X, value], [X]),  # too small to matter here
+        ]
+
+    assert (
+        compare(tmp_path, run(small), run(small * np.float32(1.5))).first.item == "Torch.f.0.forward.output.0"
+    )
+    outside = [
+        [Call("Tensor.add.0.forward", [X, v], [X]), Call("Torch.f.0.forward", [v], [v])]
+        for v in (small, -small)
+    ]
+    assert compare(tmp_path, *outside).first.item == "Torch.f.0.forward.input.0"
+
+
 def test_adam_makes_a_step_of_noise_and_is_not_blamed(tmp_path):
     """A part of a fused bias has gradients that are nothing but rounding; divided by their own size they are not small."""
     n = 384
@@ -155,6 +174,36 @@ def test_adam_makes_a_step_of_noise_and_is_not_blamed(tmp_path):
     assert findings.first is None
     assert findings.n_noise >= 2
     assert compare(tmp_path, run(mean), run(mean, 1.01)).first.item == "Tensor.addcdiv_.0.forward.output.0"
+
+
+def test_a_parameter_whose_gradient_was_noise_may_differ_in_the_next_step(tmp_path):
+    noise = [(DRAW.standard_normal(32) * 1e-9).astype(np.float32) for _ in range(2)]
+    weight = DRAW.standard_normal((32, 32)).astype(np.float32)
+    name = "Module.key.Linear"
+
+    def step(root, bias, gradient, weight_gradient=weight):
+        out = X @ weight + bias
+        calls = [
+            Call(f"{name}.forward.0", [X], [out], {"weight": weight, "bias": bias}),
+            Call(f"{name}.parameters_grad.0", parameters={"weight": weight_gradient, "bias": gradient}),
+        ]
+        write_dump(root / "rank0", calls, level="L0")
+
+    zero = np.zeros(32, np.float32)
+    for side, gradient in zip("ab", noise, strict=True):
+        step(tmp_path / side / "step0", zero, gradient)
+        step(
+            tmp_path / side / "step1", np.sign(gradient) * np.float32(1e-3), gradient
+        )  # what Adam makes of it
+    findings = Findings()
+    for found in compare_dumps(tmp_path / "a", tmp_path / "b", Tolerance()):
+        findings.add(found)
+    assert findings.first is None
+    step(tmp_path / "b" / "step0", zero, weight[0])  # a gradient that is something
+    findings = Findings()
+    for found in compare_dumps(tmp_path / "a", tmp_path / "b", Tolerance()):
+        findings.add(found)
+    assert findings.first.item == f"{name}.parameters_grad.0.bias"
 
 
 def test_memory_that_nobody_wrote_is_not_compared(tmp_path):

@@ -21,6 +21,7 @@ from windtunnel.probe.dump_reader import DumpData, read_part
 from windtunnel.probe.dump_tree import DumpPart, PartPair, find_parts, pair_parts
 from windtunnel.probe.entry_name import BACKWARD, parse_entry_name
 from windtunnel.probe.match import Match, match_columns
+from windtunnel.probe.noise import NO_NOISE, KnownNoise
 from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, pair_numbers
 from windtunnel.probe.shard_merge import SPLIT
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
@@ -54,7 +55,7 @@ class RankComparison:
     lone_place: np.ndarray  # values that one side of a paired entry lacks
     lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
     is_noise: np.ndarray  # of the pairs: differs, but is nothing but rounding
-    noise: np.ndarray  # hashes of values that are nothing but rounding
+    noise: KnownNoise  # for the next step
     is_strict: bool  # a call that only one side has is a difference of the programs, not of tools or of parallel sizes
     last_place: int  # where the shorter side of a run that was cut off ends
     notes: tuple[str, ...]
@@ -78,13 +79,13 @@ def compare_dumps(
         on_note(note)
     reading = _Reading(sum(_size(part) for pair in pairs for part in (*pair.a, *pair.b)), on_progress)
     words = Vocabulary()
-    noise: dict[tuple[str, int | None], np.ndarray] = {}  # of every rank: what its earlier steps left
+    noise: dict[tuple[str, int | None], KnownNoise] = {}  # of every rank: what its earlier steps left
     for pair in pairs:
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
         key = (pair.area, pair.rank)
-        found = _compare(pair, data_a, data_b, words, tolerance, on_progress, noise.get(key))
-        noise[key] = np.union1d(noise.get(key, found.noise), found.noise)
+        found = _compare(pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE))
+        noise[key] = noise.get(key, NO_NOISE) | found.noise
         yield found
 
 
@@ -108,7 +109,7 @@ def _size(part: DumpPart) -> int:
 
 def _compare(
     pair: PartPair, data_a: tuple[DumpData, ...], data_b: tuple[DumpData, ...], words: Vocabulary,
-    tolerance: Tolerance, on_progress: OnProgress, known_noise: np.ndarray | None,
+    tolerance: Tolerance, on_progress: OnProgress, known_noise: KnownNoise,
 ) -> RankComparison:  # fmt: skip
     a, b = make_side(data_a), make_side(data_b)
     is_divided = len(data_a) != len(data_b)

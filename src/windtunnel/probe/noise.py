@@ -15,11 +15,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Pairs", "divided_by_little", "find_noise", "negligible_inputs", "summed_away"]
+__all__ = [
+    "NO_NOISE",
+    "KnownNoise",
+    "Pairs",
+    "divided_by_little",
+    "find_noise",
+    "negligible_inputs",
+    "summed_away",
+]
 
 _FEWER = 4  # times fewer elements out than in: a reduction
 _LONGEST_CHAIN = 32  # calls that pass noise on
 _SAFETY = 2.0
+_CARRIED = 4.0  # times more error in what is made of noise: a square doubles it, and errors are estimates
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNoise:
+    """What earlier steps of a rank left behind."""
+
+    values: np.ndarray  # hashes of values of both sides
+    parameters: frozenset[
+        str
+    ]  # whose gradients were nothing but noise: an optimizer may have made a step of it
+
+    def __or__(self, other: KnownNoise) -> KnownNoise:
+        return KnownNoise(np.union1d(self.values, other.values), self.parameters | other.parameters)
+
+
+NO_NOISE = KnownNoise(np.zeros(0, np.uint64), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +71,16 @@ class Pairs:
 
 
 def summed_away(pairs: Pairs) -> np.ndarray:
-    """The relative error that rounding of its terms can leave in a sum; 0 for what is no reduction.
+    """The relative error that rounding of its terms, or the noise in them, can leave in a sum; 0 for no reduction.
 
     K terms of size r, each rounded, leave about eps r sqrt(K), however small their sum.
     """
     terms = pairs.largest_of_call(pairs.n_elements) / np.maximum(pairs.n_elements, 1.0)
     largest = pairs.largest_of_call(pairs.rms)
+    each = np.maximum(pairs.eps, pairs.largest_of_call(np.where(pairs.is_output, 0.0, pairs.error)))
     with np.errstate(over="ignore"):
-        floor = _SAFETY * pairs.eps * largest * np.sqrt(terms) / np.maximum(pairs.rms, np.finfo(float).tiny)
-    return np.where(terms >= _FEWER, floor, 0.0)
+        floor = _SAFETY * each * largest * np.sqrt(terms) / np.maximum(pairs.rms, np.finfo(float).tiny)
+    return np.where(pairs.is_output & (terms >= _FEWER), floor, 0.0)
 
 
 def divided_by_little(pairs: Pairs) -> np.ndarray:
@@ -68,28 +94,37 @@ def divided_by_little(pairs: Pairs) -> np.ndarray:
 
 
 def negligible_inputs(pairs: Pairs) -> np.ndarray:
-    """Inputs whose difference is below one rounding of what the call returns."""
+    """Inputs whose difference is below one rounding of what the call returns: harmless here, if not elsewhere."""
     output_rms = pairs.largest_of_call(np.where(pairs.is_output, pairs.rms, 0.0))
     return ~pairs.is_output & (pairs.error * pairs.rms <= pairs.eps * output_rms)
 
 
-def find_noise(pairs: Pairs, is_noise: np.ndarray, is_over: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """All pairs that are noise, from those known to be and from the values (`known`) of earlier steps.
+def find_noise(pairs: Pairs, is_noise: np.ndarray, is_over: np.ndarray) -> np.ndarray:
+    """All pairs that are noise, from those known to be.
 
     Noise is also: the same value again; a result whose error is no larger than that of the noise it was made of; a
-    result of nothing but noise, with no larger relative error.
+    result of nothing but noise, with a relative error of the same order.
     """
     size = pairs.error * pairs.rms * np.sqrt(pairs.n_elements)
     for _ in range(_LONGEST_CHAIN):
-        again = is_over & ~is_noise & np.isin(pairs.same, np.concatenate([pairs.same[is_noise], known]))
-        is_noise = is_noise | again
+        is_noise = is_noise | ((pairs.error > 0) & _seen_before(pairs.same, is_noise))
         from_noise = is_noise & ~pairs.is_output
         size_in = pairs.largest_of_call(np.where(from_noise, size, 0.0))
         error_in = pairs.largest_of_call(np.where(from_noise, pairs.error, 0.0))
         has_loud = pairs.largest_of_call(pairs.is_loud & ~is_noise & ~pairs.is_output) > 0
-        is_made = (size <= _SAFETY * size_in) | (~has_loud & (pairs.error <= _SAFETY * error_in))
+        is_made = (size <= _SAFETY * size_in) | (~has_loud & (pairs.error <= _CARRIED * error_in))
         made = is_over & ~is_noise & pairs.is_output & is_made & (error_in > 0)
         if not made.any():
             return is_noise
         is_noise = is_noise | made
     return is_noise
+
+
+def _seen_before(same: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Pairs whose value stands at one of the chosen ones before; what comes later says nothing about them."""
+    at = np.flatnonzero(chosen)
+    if not len(at):
+        return np.zeros(len(same), bool)
+    values, first = np.unique(same[at], return_index=True)
+    place = np.minimum(np.searchsorted(values, same), len(values) - 1)
+    return (values[place] == same) & (at[first][place] < np.arange(len(same)))

@@ -6,7 +6,7 @@ See docs/compare.md for the reasons. In short, with eps the spacing of the coars
 
     nothing differed before    error <= max(64 eps of float32, eps)                     is one operation's rounding
     noise n came before        error <= 100 n is what one operation may make of it, but never more than
-                               max(2048 eps of float32, 16 eps of the coarsest type so far)
+                               max(2048 eps of float32, 16 eps of the coarsest type so far) or 4 times what came in
     integers, texts            must be equal; with noise before, indices may flip (5 %)
 """
 
@@ -17,9 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
+from windtunnel.probe.dump_columns import OUTPUT, PARAMETER, TENSOR, Columns, Vocabulary
+from windtunnel.probe.entry_name import GRADIENT, parse_entry_name
 from windtunnel.probe.match import Match, value_hashes
-from windtunnel.probe.noise import Pairs, divided_by_little, find_noise, negligible_inputs, summed_away
+from windtunnel.probe.noise import (
+    NO_NOISE,
+    KnownNoise,
+    Pairs,
+    divided_by_little,
+    find_noise,
+    negligible_inputs,
+    summed_away,
+)
 from windtunnel.probe.pair_numbers import SKETCH, STATISTICS, PairNumbers
 
 __all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "type_eps"]
@@ -36,10 +45,10 @@ _EPS32 = 2.0**-23
 _ONE_OP, _ONE_OP_LOW = 64, 1  # spacings of float32, of the type itself
 _MANY_OPS, _MANY_OPS_LOW = 2048, 16
 _GROWTH = 100.0  # of noise in one operation
+_CARRIED = 4.0  # times more may come out than came in: a square doubles it
 _FLIPPED = 0.05  # of indices, by noise
 _ENOUGH = 64  # elements that make a common factor more than chance
 _DIVIDES = re.compile(r"\.(?:\w*div\w*|__i?truediv__|rsqrt_?|reciprocal_?)\.")
-_NONE = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +63,12 @@ class Tolerance:
 class Judgement:
     verdict: np.ndarray  # EQUAL, ROUNDING or DIFFERENT
     is_noise: np.ndarray  # of ROUNDING: nothing but noise, whatever its error
-    noise: np.ndarray  # those values as hashes, to be known again in the next step
+    noise: KnownNoise  # to be known again in the next step
 
 
 def judge(
     match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, words: Vocabulary,
-    tolerance: Tolerance, *, ignores_types: bool = False, known_noise: np.ndarray | None = None,
+    tolerance: Tolerance, *, ignores_types: bool = False, known_noise: KnownNoise = NO_NOISE,
 ) -> Judgement:  # fmt: skip
     """Judge every pair (the rows of `match` are pairs here, none is -1)."""
     error = np.nan_to_num(numbers.error, nan=0.0, posinf=np.inf)
@@ -68,7 +77,7 @@ def judge(
     # Statistics that agree to the last digit while the bytes do not: another order or other content.
     unlike |= numbers.bits_differ & (error == 0) & (numbers.evidence == STATISTICS)
     is_equal = (error == 0) & ~numbers.bits_differ
-    noise, is_noise = _NONE, np.zeros(len(error), bool)
+    noise, is_noise = NO_NOISE, np.zeros(len(error), bool)
     if tolerance.exact:
         allowed = np.zeros(len(error))
         unlike |= numbers.bits_differ
@@ -83,11 +92,13 @@ def judge(
         if is_over.any():
             pairs = _pairs(match, numbers, a, b, roles, error, eps)
             is_noise = is_over & ((error <= summed_away(pairs)) | (error <= divided_by_little(pairs)))
+            is_noise |= is_over & np.isin(pairs.same, known_noise.values)
+            is_noise |= is_over & _is_named(known_noise.parameters, match, a, roles, words)
+            is_noise = find_noise(pairs, is_noise, is_over)
+            noise = KnownNoise(np.unique(pairs.same[is_noise]), _noisy_parameters(is_noise, match, a, words))
             is_noise |= is_over & negligible_inputs(pairs)
-            is_noise = find_noise(pairs, is_noise, is_over, _NONE if known_noise is None else known_noise)
             allowed = np.where(is_noise, np.inf, allowed)
-            noise = np.unique(pairs.same[is_noise])
-        unlike |= _is_scaled(numbers, eps, roles) & (error > 0) & np.isfinite(allowed)
+        unlike |= _is_scaled(numbers, eps) & (error > 0) & np.isfinite(allowed)
     verdict = np.where(is_equal, EQUAL, np.where(error <= allowed, ROUNDING, DIFFERENT)).astype(np.int8)
     verdict[unlike] = DIFFERENT
     return Judgement(verdict, is_noise & (verdict == ROUNDING), noise)
@@ -110,7 +121,9 @@ def _allowed(
     noise = np.where(is_output, np.maximum(before, noise_in)[place], before[place])
     limit = np.maximum(_MANY_OPS * np.minimum(coarsest[place], _EPS32), _MANY_OPS_LOW * coarsest[place])
     one_op = np.maximum(_ONE_OP * np.minimum(eps, _EPS32), _ONE_OP_LOW * eps)
-    allowed = np.maximum(one_op, np.minimum(_GROWTH * noise, limit))
+    carried = np.where(is_output, np.minimum(noise_in[place], limit), limit) * _CARRIED
+    grown = np.minimum(_GROWTH * noise, np.where(is_output, limit, carried))
+    allowed = np.maximum(one_op, np.where(is_output, np.maximum(grown, carried), grown))
     return np.where(eps == 0, np.where(noise > 0, _FLIPPED, 0.0), allowed)
 
 
@@ -144,9 +157,33 @@ def _pairs(
     )
 
 
-def _is_scaled(numbers: PairNumbers, eps: np.ndarray, roles: np.ndarray) -> np.ndarray:
+def _noisy_parameters(is_noise: np.ndarray, match: Match, a: Columns, words: Vocabulary) -> frozenset[str]:
+    """Parameters whose gradients are noise, by module and name."""
+    suffixes = list(words.suffixes)
+    names = set()
+    for index in np.flatnonzero(is_noise).tolist():
+        name = parse_entry_name(a.entries[match.entry_a[match.place[index]]])
+        if name.direction == GRADIENT:
+            names.add(f"{name.path}.{suffixes[a.suffix[match.row_a[index]]]}")
+    return frozenset(names)
+
+
+def _is_named(
+    parameters: frozenset[str], match: Match, a: Columns, roles: np.ndarray, words: Vocabulary
+) -> np.ndarray:
+    """Which pairs are these parameters."""
+    found = np.zeros(len(roles), bool)
+    suffixes = list(words.suffixes)
+    for index in np.flatnonzero(roles == PARAMETER).tolist() if parameters else ():
+        name = parse_entry_name(a.entries[match.entry_a[match.place[index]]])
+        suffix = suffixes[a.suffix[match.row_a[index]]].removeprefix("parameters.")
+        found[index] = f"{name.path}.{suffix}" in parameters
+    return found
+
+
+def _is_scaled(numbers: PairNumbers, eps: np.ndarray) -> np.ndarray:
     """Rounding has no direction: one factor for a whole tensor is no rounding, even if it is as small."""
-    has_factor = np.isfinite(numbers.factor) & (numbers.evidence == SKETCH) & (roles == OUTPUT)
+    has_factor = np.isfinite(numbers.factor) & (numbers.evidence == SKETCH)
     off = np.abs(np.nan_to_num(numbers.factor, nan=1.0) - 1.0)
     return has_factor & (off > np.maximum(_ONE_OP * _EPS32, 2 * eps)) & (numbers.n_elements >= _ENOUGH)
 
