@@ -157,6 +157,7 @@ class GraphNotes:
             call = _GraphCall(name, number, step, tuple(self.scopes.names()))
             self.scopes.stack.append(call.forward)
             self._calls().append(call)
+            self._forget()
             args, kwargs = unpack(*value)
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 call.opened = self.writer.open(step, call.forward, call.backward, call.parents, args, kwargs)
@@ -166,6 +167,7 @@ class GraphNotes:
     def leave(self, name: str, value: tuple) -> int:
         """It ends; returns the number its gradients will bring along."""
         try:
+            self._forget()
             call = self._close(name)
             return -1 if call is None else self._finish(call, value)
         except Exception as error:
@@ -178,6 +180,7 @@ class GraphNotes:
             found = self._waiting.get(call)
             if found is None:
                 return
+            self._forget()
             rest = iter(tensors)
             outputs, inputs = (
                 [next(rest) if mark == "t" else None for mark in side] for side in plan.split("/")
@@ -192,6 +195,10 @@ class GraphNotes:
     def end_step(self) -> None:
         self._gradients.remove_all()
         self._waiting = {}
+
+    def _forget(self) -> None:
+        """Compiled code reuses memory without telling the tensors of it: what was measured before may be gone."""
+        self.writer.elements.meter.forget()
 
     def _finish(self, call: _GraphCall, value: tuple) -> int:
         output, has_gradients = unpack(*value)

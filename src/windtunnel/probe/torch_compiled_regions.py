@@ -173,6 +173,7 @@ class CompiledRegions:
         region.call = self.writer.open(step, *names, self.scopes.names(), args, kwargs)
 
     def _end(self, region: _Region) -> None:
+        self.writer.elements.meter.forget()  # compiled code writes to its inputs without telling them
         for listener in self.on_exit:
             listener(region.name, region.context)
         has_result, result = region.result()
