@@ -68,7 +68,7 @@ class CallWriter:
         self.has_structure_only = config.task == "structure"
         self.has_parents = config.level in ("L0", "mix", "L2")
         self.has_stacks = config.extra_info
-        self.overflow = finder_for(collector, elements.meter)  # keeps only calls of a kind; None: keeps all
+        self.finder = finder_for(collector, elements.meter)  # keeps only calls of a kind; None: keeps all
         self._partial: dict[int, set[Call]] = {}  # backward pass -> calls of which some nodes have run
 
     def open(
@@ -92,8 +92,8 @@ class CallWriter:
             step.folder.add_stack(forward, self.collector.stacks.here())
         if not wants_forward or self.has_structure_only:
             return call
-        if self.overflow is not None:
-            call.args, call.kwargs = self.overflow.inputs(forward, args, kwargs)
+        if self.finder is not None:
+            call.args, call.kwargs = self.finder.inputs(forward, args, kwargs)
             return call
         call.store = self.store_for(step, forward)
         if self.has_input:
@@ -126,8 +126,8 @@ class CallWriter:
     ) -> None:
         name = call.forward
         pieces: Pieces = ["{"]
-        if self.overflow is not None:
-            if not self.overflow.found(name, (call.args, call.kwargs), outputs):
+        if self.finder is not None:
+            if not self.finder.found(name, (call.args, call.kwargs), outputs):
                 return
             call.store = call.step.store
             self._inputs(call, call.args, call.kwargs)
@@ -166,8 +166,8 @@ class CallWriter:
                     self.collector.put(step, name, [], None, parent, self.has_parents)
                     return
                 store = self.store_for(step, name)
-                if self.overflow is not None:
-                    if not self.overflow.found(name, grad_outputs, grad_inputs):
+                if self.finder is not None:
+                    if not self.finder.found(name, grad_outputs, grad_inputs):
                         return
                     store = step.store
                 pieces: Pieces = ["{"]

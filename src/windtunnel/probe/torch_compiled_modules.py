@@ -235,8 +235,8 @@ class GraphNotes:
         if not writer.selection.is_open and not writer.selection.wants(name, parents):
             return
         store = writer.store_for(call.step, name)
-        if writer.overflow is not None:
-            if not writer.overflow.found(name, outputs, inputs):
+        if writer.finder is not None:
+            if not writer.finder.found(name, outputs, inputs):
                 return
             store = call.step.store
         sides = [("input", outputs)] if writer.has_input else []

@@ -211,7 +211,7 @@ class Debugger:
     def _is_wanted(self, rank_id: int | None) -> bool:
         if self.config.dump_enable is False or not self.config.wants_step(self._step):
             return False
-        if self.writer.overflow is not None and self.writer.overflow.is_satisfied:
+        if self.writer.finder is not None and self.writer.finder.is_satisfied:
             return False
         rank, n_ranks = _rank(rank_id)
         note = self.config.rank_note(rank, n_ranks)

@@ -199,8 +199,8 @@ class _Noted:
         writer = owner.writer
         self.store = writer.store_for(step, entry)
         self.pieces: list = []
-        if writer.overflow is not None:
-            args, kwargs = writer.overflow.inputs(entry, tuple(inputs), self.inputs[1])
+        if writer.finder is not None:
+            args, kwargs = writer.finder.inputs(entry, tuple(inputs), self.inputs[1])
             self.inputs = list(args), kwargs
         elif writer.has_input:
             self._take_inputs()
@@ -229,8 +229,8 @@ class _Noted:
             owner.thread.fresh.discard(tensor.data_ptr())
         writer.elements.meter.forget()  # kernels write without telling the tensor's version
         outputs = tuple(self.written) or (tuple(result) if isinstance(result, (tuple, list)) else (result,))
-        if writer.overflow is not None:
-            if not writer.overflow.found(self.entry, self.inputs, outputs):
+        if writer.finder is not None:
+            if not writer.finder.found(self.entry, self.inputs, outputs):
                 return
             self.store = self.step.store
             self._take_inputs()

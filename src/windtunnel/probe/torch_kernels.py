@@ -228,8 +228,8 @@ class _KernelCall:
         self.store = step.store if writer.selection.wants_tensor(entry) else None
         self.frames = mode.collector.stacks.here() if writer.has_stacks and not self.is_backward else None
         self.inputs: tuple[tuple, dict] = ((), {})
-        if writer.overflow is not None:
-            self.inputs = writer.overflow.inputs(entry, args, kwargs)
+        if writer.finder is not None:
+            self.inputs = writer.finder.inputs(entry, args, kwargs)
         elif writer.has_input:
             self._take_inputs(args, kwargs)
 
@@ -251,8 +251,8 @@ class _KernelCall:
         if self.kernel.is_mutable:
             # The version of a tensor is raised after its kernel, so what was measured before would look unchanged.
             writer.elements.meter.forget()
-        if writer.overflow is not None:
-            if not writer.overflow.found(self.entry, self.inputs, outputs):
+        if writer.finder is not None:
+            if not writer.finder.found(self.entry, self.inputs, outputs):
                 return
             self.store = self.step.store
             self._take_inputs(*self.inputs)

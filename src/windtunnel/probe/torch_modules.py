@@ -158,7 +158,7 @@ class ParameterGradients:
 
     def watch(self, step: StepOutput, name: str, parameters: dict[str, torch.Tensor]) -> None:
         """Expect gradients of these parameters of a module."""
-        if name in self._modules or self.writer.has_structure_only or self.writer.overflow is not None:
+        if name in self._modules or self.writer.has_structure_only or self.writer.finder is not None:
             return
         wanted = {key: value for key, value in parameters.items() if value.requires_grad and value.is_leaf}
         if wanted:
