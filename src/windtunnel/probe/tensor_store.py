@@ -80,6 +80,19 @@ class TensorStore:
         """
         return self._save(name, data, dtype_name, shape, same_as, crc, is_later=True)
 
+    def save_again(
+        self, name: str, dtype_name: str, shape: tuple[int, ...], same_as: Hashable | None
+    ) -> str | None:
+        """Save bytes that were saved before under this key, without having them; None if they were not."""
+        first = self._first.get((same_as, dtype_name, shape)) if same_as is not None else None
+        if first is None or os.getpid() != self._pid:
+            return None
+        try:
+            file_name = self._file_name(name, file_suffix(self._file_format, dtype_name, shape))
+        except (OSError, UsageError):
+            return None
+        return file_name if self._link(first, file_name) else None
+
     def drain(self) -> None:
         """Wait until everything given to save_later is on disk."""
         if os.getpid() == self._pid:

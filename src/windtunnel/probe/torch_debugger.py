@@ -71,7 +71,7 @@ class Debugger:
         summary = "md5" if config.bench_path is not None else config.summary_mode  # found by checksum
         self.meter = TorchMeter(summary, config.precision)
         self.collector = Collector(config, self.meter.settle)
-        self.elements = Elements(self.meter, config.slices)
+        self.elements = Elements(self.meter, config.slices, config.async_dump)
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)

@@ -37,8 +37,9 @@ _DEEPEST = 16
 class Elements:
     """Encodes the values of one debugger; `store` says where tensor files go (None: no files)."""
 
-    def __init__(self, meter: TorchMeter, slices: tuple[Slice, ...] = ()) -> None:
+    def __init__(self, meter: TorchMeter, slices: tuple[Slice, ...] = (), is_async: bool = False) -> None:
         self.meter = meter
+        self.is_async = is_async
         self.is_md5 = meter.summary_mode == "md5"
         self.is_xor = meter.summary_mode == "xor"
         self.slices = slices
@@ -106,20 +107,24 @@ class Elements:
         head = _head(tensor)
         middle = ', "requires_grad": true' if tensor.requires_grad else ', "requires_grad": false'
         if store is not None:
-            data = host_bytes(tensor)
-            if data is not None:
-                crc = (
-                    int(measured.stats.crc, 16)
-                    if self.is_md5 and measured.stats and measured.stats.crc
-                    else None
-                )
-                name = store.save(stem, data, _dtype(tensor), tuple(tensor.shape), measured.key, crc)
-                middle += f', "data_name": {quote(name)}' if name else ""
+            name = self._save(tensor, measured, stem, store)
+            middle += f', "data_name": {quote(name)}' if name else ""
         if measured.stats is not None:
             out.append(self._text(measured, head, middle))
         else:
             out.append(lambda: self._text(measured, head, middle))
         return measured
+
+    def _save(self, tensor: torch.Tensor, measured: Measured, stem: str, store: TensorStore) -> str | None:
+        dtype, shape = _dtype(tensor), tuple(tensor.shape)
+        name = store.save_again(stem, dtype, shape, measured.key)
+        data = host_bytes(tensor) if name is None else None
+        if data is None:
+            return name
+        crc = int(measured.stats.crc, 16) if self.is_md5 and measured.stats and measured.stats.crc else None
+        if self.is_async:  # by a thread of its own, so from a copy that nobody writes to
+            return store.save_later(stem, memoryview(bytes(data)), dtype, shape, measured.key, crc)
+        return store.save(stem, data, dtype, shape, measured.key, crc)
 
     def _text(self, measured: Measured, head: str, middle: str) -> str:
         found = measured.json
