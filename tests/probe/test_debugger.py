@@ -50,6 +50,37 @@ def test_a_call_in_place_has_the_value_before_as_its_input(tmp_path):
     assert torch.equal(dump.tensors("Tensor.add_.0.forward", "output")[0], X + 1)
 
 
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.data[3].__setitem__(3, 100.0),
+        lambda y: y.detach().numpy()[3].__setitem__(3, 100.0),
+        lambda y: y.detach()[3].fill_(100.0),
+    ],
+    ids=["data", "numpy", "detach"],
+)
+def test_a_few_elements_written_behind_autograd_are_seen(tmp_path, level, write):
+    """Nothing raises the version of the tensor, and a glance at some elements would not see it."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    checksums = []
+
+    def work() -> None:
+        hidden = net[0](torch.ones(64, 64))
+        memory = hidden.data
+        for _ in range(2):
+            write(hidden)
+            checksums.append(_crc(hidden))
+            net[1](hidden)
+            memory[0, 7] += 1.0
+
+    dump = probe(tmp_path, work, net, level=level, summary_mode="md5")
+    for number, checksum in enumerate(checksums):
+        element = dump[f"Functional.relu.{number}.forward"]["input_args"][0]
+        assert element["md5"] == checksum
+        assert _crc(dump.tensor(element)) == checksum
+
+
 def test_a_caught_exception_silences_nothing(tmp_path):
     net = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6)))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-__all__ = ["OPERATORS", "ApiName", "name_of"]
+__all__ = ["OPERATORS", "ApiName", "exposes_memory", "name_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,29 @@ _NOT_APIS = set(
 # Recorded through what they call, not themselves.
 _OPEN = {"backward", "__rdiv__", "__rtruediv__"}
 _PREFIX_OF = {"torch.nn.functional": "Functional", "torch.Tensor": "Tensor", "torch": "Torch"}
-_NO_SPACES = {"profiler", "prim", "prims", "c10d"}  # c10d: collectives are recorded as torch.distributed functions
+_NO_SPACES = {
+    "profiler",
+    "prim",
+    "prims",
+    "c10d",
+}  # c10d: collectives are recorded as torch.distributed functions
 _VF = {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 # Where a Python wrapper picks one of two functions, torch reports the one that was picked.
 _ONE_OF_TWO = {f"{kind}_max_pool{n}d" for kind in ("fractional", "adaptive") for n in (1, 2, 3)} | {
     f"max_pool{n}d" for n in (1, 2, 3)
 }
+
+
+# After these a program can write to a tensor without raising its version.
+_WAYS_TO_MEMORY = {
+    f"torch.Tensor.{name}"
+    for name in "data.__get__ numpy __array__ __dlpack__ data_ptr storage untyped_storage typed_storage".split()
+}
+
+
+def exposes_memory(function: Callable) -> bool:
+    """Whether a function hands out a tensor's memory, so that it may be written unseen."""
+    return resolve_name(function) in _WAYS_TO_MEMORY
 
 
 def name_of(function: Callable) -> ApiName | None:

@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from windtunnel.probe.callsite import CallSites
 from windtunnel.probe.collector import Collector
-from windtunnel.probe.torch_api_names import OPERATORS, ApiName, name_of
+from windtunnel.probe.torch_api_names import OPERATORS, ApiName, exposes_memory, name_of
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["ApiMode", "OperatorNames"]
 
-_SKIP = 0
+_SKIP, _EXPOSES = 0, 1
 
 
 class _Open:
@@ -57,7 +57,7 @@ class ApiMode(TorchFunctionMode):
         self.scopes = scopes
         self.names = names
         self.sites = CallSites()
-        self._known: dict[Any, Any] = {}  # function -> _SKIP, _Open or its ApiName
+        self._known: dict[Any, Any] = {}  # function -> _SKIP, _EXPOSES, _Open or its ApiName
         self._wanted: dict[ApiName, bool] = {}
 
     def __torch_function__(
@@ -68,6 +68,9 @@ class ApiMode(TorchFunctionMode):
         if known is None:
             known = self._learn(function)
         if known is _SKIP or self.collector.step is None or self.scopes.is_quiet:
+            return function(*args, **kwargs)
+        if known is _EXPOSES:
+            self.writer.exposed_in = self.collector.step
             return function(*args, **kwargs)
         if type(known) is _Open:
             with self:
@@ -98,7 +101,7 @@ class ApiMode(TorchFunctionMode):
             self.collector.guard(f"the name of {function!r}", error)
             name = None
         if name is None:
-            known: Any = _SKIP
+            known: Any = _EXPOSES if exposes_memory(function) else _SKIP
         elif name.is_open:
             known = _Open(function)
         else:

@@ -69,6 +69,9 @@ class CallWriter:
         self.has_parents = config.level in ("L0", "mix", "L2")
         self.has_stacks = config.extra_info
         self.finder = finder_for(collector, elements.meter)  # keeps only calls of a kind; None: keeps all
+        self.exposed_in: StepOutput | None = (
+            None  # from then on memory may be written unseen until the step ends
+        )
         self._partial: dict[int, set[Call]] = {}  # backward pass -> calls of which some nodes have run
 
     def open(
@@ -82,6 +85,8 @@ class CallWriter:
                 wants_backward = self.selection.wants(backward, _backwards(parents))
             if not wants_forward and not wants_backward:
                 return None
+        if self.exposed_in is step:
+            self.elements.meter.forget()
         call = OpenCall(
             step, forward if wants_forward else None, backward if wants_backward else None, tuple(parents)
         )
@@ -107,6 +112,8 @@ class CallWriter:
         for each input that could have one.
         """
         outputs = output if isinstance(output, tuple) else (output,)
+        if self.exposed_in is call.step:
+            self.elements.meter.forget()
         if call.forward is not None:
             self._write_forward(call, outputs, parameters)
         if call.edges is None or call.backward is None:
