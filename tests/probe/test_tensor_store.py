@@ -216,3 +216,16 @@ def test_a_forked_child_writes_nothing(tmp_path):
         os._exit(0 if is_silent else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_name_saved_again_is_not_linked_to_for_the_bytes_it_had(tmp_path):
+    store = TensorStore(tmp_path)
+    one, two = (memoryview(np.full(4, value, np.float32).tobytes()) for value in (1.0, 2.0))
+    store.save("a", one, "torch.float32", (4,), same_as="one")
+    store.save("b", two, "torch.float32", (4,), same_as="two")
+    store.save("a", two, "torch.float32", (4,), same_as="two")  # a has other bytes now
+    assert store.save_again("c", "torch.float32", (4,), "one") is None
+    store.save("c", one, "torch.float32", (4,), same_as="one")
+    assert store.save_again("d", "torch.float32", (4,), "two") == "d.pt"
+    values = {name: read_tensor(tmp_path / f"{name}.pt")[0][0] for name in "abcd"}
+    assert values == {"a": 2.0, "b": 2.0, "c": 1.0, "d": 2.0}

@@ -84,7 +84,7 @@ class TensorStore:
         self, name: str, dtype_name: str, shape: tuple[int, ...], same_as: Hashable | None
     ) -> str | None:
         """Save bytes that were saved before under this key, without having them; None if they were not."""
-        first = self._first.get((same_as, dtype_name, shape)) if same_as is not None else None
+        first = self._file_of.get((same_as, dtype_name, shape)) if same_as is not None else None
         if first is None or os.getpid() != self._pid:
             return None
         try:
@@ -118,8 +118,7 @@ class TensorStore:
             key = (same_as, dtype_name, shape)
             if same_as is not None and self._link(self._file_of.get(key), file_name):
                 return True
-            if (old := self._bytes_in.pop(file_name, None)) is not None:
-                self._file_of.pop(old, None)
+            self._forget(file_name)
             self._make_folder()
             path = f"{self.path}/{file_name}"
             if file_name.endswith(".pt"):
@@ -142,6 +141,7 @@ class TensorStore:
         if first is None or not self._can_link:
             return False
         if first != file_name:
+            self._forget(file_name)
             try:
                 try:
                     os.link(f"{self.path}/{first}", f"{self.path}/{file_name}")
@@ -156,6 +156,11 @@ class TensorStore:
         with self._lock:
             self.n_linked += 1
         return True
+
+    def _forget(self, file_name: str) -> None:
+        """The file gets other bytes: nobody may link to it for those it had."""
+        if (old := self._bytes_in.pop(file_name, None)) is not None:
+            self._file_of.pop(old, None)
 
     def _make_folder(self) -> None:
         if not self._is_made:
