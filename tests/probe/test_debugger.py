@@ -175,6 +175,109 @@ def test_linear_is_core(tmp_path):
     assert dump.names() == ["Functional.linear.0.forward"]
 
 
+class _Calling(nn.Module):
+    """Calls something in the middle of its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(6, 6), nn.ReLU()
+        self.call = lambda: None
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        self.call()
+        return self.act(hidden)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_modules_that_did_not_end_are_no_parents_later(tmp_path):
+    net = nn.Sequential(_Calling(), _Calling())
+    debugger = make_debugger(tmp_path, level="mix", task="statistics")
+    net[0].call = _interrupt
+    debugger.start(net)
+    with pytest.raises(KeyboardInterrupt):
+        net(X)
+    debugger.step()
+    net[0].call = debugger.stop
+    debugger.start(net)
+    net(X).sum().backward()
+    debugger.step()
+    net[0].call = lambda: debugger.start(net)
+    net(X).sum().backward()
+    debugger.step()
+    net[0].call = lambda: None
+    debugger.start(net)
+    net(X).sum().backward()
+    debugger.step()
+    construct = read_dump(tmp_path, 3).json("construct.json")
+    assert construct["Module.0._Calling.forward.0"] is None
+    assert construct["Module.0.linear.Linear.forward.0"] == "Module.0._Calling.forward.0"
+    assert construct["Module.1._Calling.backward.0"] is None
+    assert construct["Tensor.sum.0.forward"] is None
+
+
+def test_a_backward_that_fails_is_followed_by_one_that_does_not(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    debugger = make_debugger(tmp_path, level="mix", task="statistics")
+    x = X.clone().requires_grad_()
+
+    def fail(_):
+        raise ValueError("of the user")
+
+    handle = x.register_hook(fail)
+    debugger.start(net)
+    loss = net(x).sum()
+    with pytest.raises(ValueError, match="of the user"):
+        loss.backward()
+    debugger.step()
+    handle.remove()
+    debugger.start(net)
+    net(x).sum().backward()
+    debugger.step()
+    assert "Module.1.ReLU.backward.0" in read_dump(tmp_path, 0)
+    assert {"Module.0.Linear.backward.0", "Functional.linear.0.backward"} <= set(read_dump(tmp_path, 1).data)
+    assert debugger.collector.n_errors == 0
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("level", ["mix", "L2"])
+def test_tools_of_autograd_go_on_working(tmp_path, level):
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    seen = []
+
+    def work() -> None:
+        with (
+            torch.autograd.set_detect_anomaly(True),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t),
+        ):
+            net(X).square().sum().backward()
+
+    work()
+    alone = seen[:]
+    seen.clear()
+    dump = probe(tmp_path, work, net, level=level, task="statistics")
+    assert seen == alone
+    assert not (dump.folder / "dump_error_info.log").exists()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_saved_values_are_those_of_that_moment(tmp_path, is_async):
+    net = nn.Sequential(nn.Linear(6, 200))
+    with torch.no_grad():
+        wanted = net(X)
+
+        def work() -> None:
+            for _ in range(20):
+                net(X).zero_()
+
+        dump = probe(tmp_path, work, net, level="mix", async_dump=is_async, list=["Linear"])
+    for number in range(20):
+        assert torch.equal(dump.tensors(f"Module.0.Linear.forward.{number}", "output")[0], wanted)
+
+
 # ------------------------------------------------------------------ names
 
 

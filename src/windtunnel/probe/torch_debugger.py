@@ -178,6 +178,7 @@ class Debugger:
     def _remove(self) -> None:
         for part in reversed(self.parts):
             self._safely(part.remove)
+        self.scopes.stack.clear()  # nobody tells any more when the modules of now end
 
     def _take_slices(self, scheduled_tokens: Mapping[str, int] | None) -> bool:
         """Whether the request that the config asks for, if it does, is in the batch."""

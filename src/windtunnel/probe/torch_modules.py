@@ -74,6 +74,7 @@ class ModuleHooks:
 
     def remove(self) -> None:
         """Take the hooks off the modules. Hooks on the graph stay, for its backward may come later."""
+        self._calls().clear()  # of modules that are still running, or that an interrupt has ended
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
