@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 import zlib
@@ -339,6 +340,8 @@ def test_arguments_are_as_they_were_written(tmp_path):
         F.softmax(input=X, dim=1)
         F.layer_norm(X, (6,), eps=0.1)
         X.sum(dim=0, keepdim=True)
+        functools.partial(F.softmax, dim=0)(X)
+        list(map(F.softmax, [X], [1]))
 
     dump = probe(tmp_path, work, task="statistics")
     shapes = [
@@ -346,7 +349,13 @@ def test_arguments_are_as_they_were_written(tmp_path):
         for name, body in dump.data.items()
         if name.endswith("forward")
     ]
-    assert shapes == [(2, []), (1, ["dim"]), (0, ["dim", "input"]), (2, ["eps"]), (1, ["dim", "keepdim"])]
+    assert shapes == [
+        (2, []),
+        (1, ["dim"]),
+        (0, ["dim", "input"]),
+        (2, ["eps"]),
+        (1, ["dim", "keepdim"]),
+    ] + 2 * [(1, ["dim"])]
 
 
 def test_shared_modules_keep_their_first_name(tmp_path):

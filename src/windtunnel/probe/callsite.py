@@ -19,6 +19,7 @@ __all__ = ["CallSites"]
 _NO_WORK = ("CACHE", "PRECALL", "EXTENDED_ARG", "RESUME", "NOP")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _Shape = tuple[int, tuple[str, ...]]  # number of positional arguments, names of the others
+_Parameters = tuple[tuple[str, ...], tuple[Any, ...], int]  # names, defaults, how many go by position
 
 
 class CallSites:
@@ -26,7 +27,7 @@ class CallSites:
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[CodeType, int], _Shape | None] = {}
-        self._signatures: dict[Callable, inspect.Signature | None] = {}
+        self._signatures: dict[Callable, _Parameters | None] = {}
 
     def as_written(
         self, function: Callable, frame: FrameType | None, args: tuple, kwargs: dict
@@ -35,33 +36,33 @@ class CallSites:
 
         `frame` is any frame that `function` has led to.
         """
-        signature = self._signature(function)
+        parameters = self._parameters(function)
         own = getattr(function, "__code__", None)
         while frame is not None and frame.f_code is not own:
             frame = frame.f_back
-        if signature is None or frame is None:
+        if parameters is None or frame is None:
             return args, kwargs
+        names, defaults, _ = parameters
         values = frame.f_locals
         caller = frame.f_back
         while caller is not None and caller.f_code.co_filename.endswith("_jit_internal.py"):
             caller = caller.f_back  # torch's choice between two functions (return_indices=True or not)
-        names = list(signature.parameters)
-        n, by_name = (caller and self._shape(caller)) or _likely(signature, values)
-        if names[:1] == ["self"]:  # a method: the object is not among the arguments of the instruction
+        n, by_name = (caller and self._shape(caller)) or _likely(parameters, values)
+        if names[:1] == ("self",):  # a method: the object is not among the arguments of the instruction
             n += 1
         if n > len(names) or any(name not in values for name in (*names[:n], *by_name)):
             return args, kwargs
-        return tuple(values[name] for name in names[:n]), {name: values[name] for name in by_name}
+        # Something between may have added arguments (functools.partial): none is lost.
+        more = [
+            name
+            for name, default in zip(names[n:], defaults[n:], strict=True)
+            if name not in by_name and values.get(name, default) is not default
+        ]
+        return tuple(values[name] for name in names[:n]), {name: values[name] for name in (*by_name, *more)}
 
-    def _signature(self, function: Callable) -> inspect.Signature | None:
+    def _parameters(self, function: Callable) -> _Parameters | None:
         if function not in self._signatures:
-            try:
-                signature: inspect.Signature | None = inspect.signature(function)
-            except (TypeError, ValueError):
-                signature = None
-            if signature is not None and any(p.kind in _VARIADIC for p in signature.parameters.values()):
-                signature = None  # its arguments arrive as they were written
-            self._signatures[function] = signature
+            self._signatures[function] = _read_parameters(function)
         return self._signatures[function]
 
     def _shape(self, frame: FrameType) -> _Shape | None:
@@ -92,12 +93,23 @@ def _read(code: CodeType, position: int) -> _Shape | None:
     return n - len(names), names
 
 
-def _likely(signature: inspect.Signature, values: dict[str, Any]) -> _Shape:
+def _read_parameters(function: Callable) -> _Parameters | None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind in _VARIADIC for parameter in parameters):
+        return None  # its arguments arrive as they were written
+    by_position = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    return tuple(p.name for p in parameters), tuple(p.default for p in parameters), len(by_position)
+
+
+def _likely(parameters: _Parameters, values: dict[str, Any]) -> _Shape:
     """By position up to the last argument that is not its default."""
-    n = 0
-    for index, (name, parameter) in enumerate(signature.parameters.items(), 1):
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            break
-        if name in values and values[name] is not parameter.default:
-            n = index
-    return n, ()
+    names, defaults, most = parameters
+    given = [
+        index
+        for index, (name, default) in enumerate(zip(names[:most], defaults, strict=False), 1)
+        if values.get(name, default) is not default
+    ]
+    return max(given, default=0), ()
