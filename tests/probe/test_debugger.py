@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch.nn.functional import gelu as gelu_imported_before
+from torch.testing._internal import two_tensor
 
 from tests.probe.probing import make_debugger, probe, read_dump, tensor_elements
 from windtunnel.errors import UsageError, WindtunnelError
@@ -579,6 +581,50 @@ def test_odd_tensors_are_no_error(tmp_path, level):
     if level in ("L0", "mix"):
         element = dump["Module.0.Layer.forward.0"]["input_args"][9]
         assert (element["nan_count"], element["inf_count"]) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+@pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
+@pytest.mark.parametrize("kind", ["nested", "jagged", "wrapper", "fake", "quantised", "float8", "csr"])
+def test_tensors_without_plain_memory_are_described_as_far_as_they_can_be(tmp_path, level, kind):
+    def make() -> torch.Tensor:
+        parts = [torch.ones(2, 3), torch.ones(4, 3)]
+        if kind == "nested":
+            return torch.nested.nested_tensor(parts)
+        if kind == "jagged":
+            return torch.nested.nested_tensor(parts, layout=torch.jagged)
+        if kind == "wrapper":
+            return two_tensor.TwoTensor(torch.ones(2, 3), torch.ones(2, 3))
+        if kind == "fake":
+            return fake_tensor.FakeTensorMode().from_tensor(torch.ones(2, 3))
+        if kind == "quantised":
+            return torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+        return (
+            torch.ones(2, 3).to(torch.float8_e4m3fn) if kind == "float8" else torch.ones(2, 3).to_sparse_csr()
+        )
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return x.clone()
+
+    net = nn.Sequential(Layer())
+    dump = probe(tmp_path, lambda: net[0](make()), net, level=level, summary_mode="md5", risk_level="ALL")
+    assert not (dump.folder / "dump_error_info.log").exists()
+    if level in ("L0", "mix"):
+        (element,) = dump["Module.0.Layer.forward.0"]["input_args"]
+        assert element["shape"] == ([2, -1, 3] if kind in ("nested", "jagged") else [2, 3])
+
+
+def test_a_list_that_holds_itself_ends(tmp_path):
+    class Layer(nn.Module):
+        def forward(self, x, values):
+            return x
+
+    values: list = [1]
+    values += [values, values]
+    net = nn.Sequential(Layer())
+    dump = probe(tmp_path, lambda: net[0](X, values), net, level="L0", task="statistics")
+    assert dump["Module.0.Layer.forward.0"]["input_args"][1][0] == {"type": "int", "value": 1}
 
 
 def test_modes_of_the_user_are_inside_and_outside(tmp_path):

@@ -25,6 +25,8 @@ __all__ = ["Collector", "StepOutput"]
 
 _MOST_QUEUED = 512  # entries that may wait for the device: bounds memory and what a kill can lose
 
+_LONGEST = 160  # letters of an error that are told; torch's can be pages
+
 
 class StepOutput:
     """One step of one rank: its folder, its tensor files, and its counters."""
@@ -177,9 +179,14 @@ class Collector:
         log.record(what, error)
         if self.n_errors == 1:
             tell(
-                f"an error of the probe itself ({what}: {type(error).__name__}: {error}); the program goes on, "
+                f"an error of the probe itself ({what}: {_in_short(error)}); the program goes on, "
                 f"some values will be missing; see {log.path}"
             )
+
+
+def _in_short(error: Exception) -> str:
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first[:_LONGEST]}{'...' if len(first) > _LONGEST else ''}"
 
 
 def _filters(config: ProbeConfig) -> str:

@@ -1,6 +1,6 @@
 """The bytes of a tensor in C order in host memory, without a copy where that is possible.
 
-tensor ──> contiguous, on the host ──> memoryview (None where a tensor has no plain bytes)
+tensor ──> the plain one that holds its bytes, if any ──> contiguous, on the host ──> memoryview
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import numpy
 import torch
 
-__all__ = ["host_bytes"]
+from windtunnel.probe.torch_plain import plain_tensor
+
+__all__ = ["host_bytes", "tensor_with_bytes"]
 
 
-def host_bytes(tensor: torch.Tensor) -> memoryview | None:
+def tensor_with_bytes(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor whose bytes can be saved (of a distributed tensor the local part); None if there is none."""
+    with torch._C.DisableTorchFunction():
+        return plain_tensor(tensor)
+
+
+def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes as they are now: of live memory for contiguous tensors on the CPU, which must be held."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
-        local = getattr(tensor, "_local_tensor", None)
-        plain = (tensor if local is None else local).detach()
-        if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
-            return None
+        plain = tensor.detach()
         if plain.device.type != "cpu":
             plain = plain.to("cpu")
         plain = plain.resolve_conj().resolve_neg().contiguous()

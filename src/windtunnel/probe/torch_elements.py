@@ -22,7 +22,7 @@ import torch
 from windtunnel.probe.statistics import array_statistics, statistics_json
 from windtunnel.probe.tensor_slices import Slice, tensor_index
 from windtunnel.probe.tensor_store import TensorStore
-from windtunnel.probe.torch_bytes import host_bytes
+from windtunnel.probe.torch_bytes import host_bytes, tensor_with_bytes
 from windtunnel.probe.torch_statistics import Measured, TorchMeter
 
 __all__ = ["Elements", "Pieces", "tensors_in"]
@@ -31,7 +31,7 @@ Pieces = list  # of str, and of callables that give str once the meter has settl
 
 _DTYPES: dict[torch.dtype, str] = {}
 _PLAIN = (int, float, str, bool)
-_DEEPEST = 16
+_DEEPEST = 10  # a list that holds itself twice still ends
 
 
 class Elements:
@@ -116,11 +116,14 @@ class Elements:
         return measured
 
     def _save(self, tensor: torch.Tensor, measured: Measured, stem: str, store: TensorStore) -> str | None:
-        dtype, shape = _dtype(tensor), tuple(tensor.shape)
+        plain = tensor_with_bytes(tensor)
+        if plain is None:
+            return None
+        dtype, shape = _dtype(plain), tuple(plain.shape)
         name = store.save_again(stem, dtype, shape, measured.key)
-        data = host_bytes(tensor) if name is None else None
-        if data is None:
+        if name is not None:
             return name
+        data = host_bytes(plain)
         crc = int(measured.stats.crc, 16) if self.is_md5 and measured.stats and measured.stats.crc else None
         if self.is_async:  # by a thread of its own, so from a copy that nobody writes to
             return store.save_later(stem, memoryview(bytes(data)), dtype, shape, measured.key, crc)
@@ -169,14 +172,15 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _head(tensor: torch.Tensor) -> str:
     kind = type(tensor)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        name = "torch.Tensor"
-    else:
-        name = kind.__name__ if kind.__name__ in _KINDS else "torch.Tensor"
+    if (kind is torch.Tensor or kind is torch.nn.Parameter) and not tensor.is_nested:
+        return f'{{"type": "torch.Tensor", "dtype": "{_dtype(tensor)}", "shape": {[*tensor.shape]}'
+    name = kind.__name__ if kind.__name__ in _KINDS else "torch.Tensor"
     extra = ""
     if name == "DTensor":
         extra = f', "device_mesh": {_plain(tensor.device_mesh)}, "placements": {_plain(tensor.placements)}'
-    return f'{{"type": "{name}", "dtype": "{_dtype(tensor)}", "shape": {_numbers(tensor.shape)}{extra}'
+    if tensor.is_nested:
+        name = "NestedTensor"
+    return f'{{"type": "{name}", "dtype": "{_dtype(tensor)}", "shape": {_sizes(tensor)}{extra}'
 
 
 _KINDS = {
@@ -189,8 +193,16 @@ _KINDS = {
 }
 
 
-def _numbers(shape: torch.Size) -> str:
-    return str([*shape])
+def _sizes(tensor: torch.Tensor) -> list[int]:
+    """The shape of any tensor; -1 for a size that is not one number (ragged, or only known as a symbol)."""
+    found = []
+    for dimension in range(tensor.dim()):
+        try:
+            size = tensor.size(dimension)
+        except RuntimeError:
+            size = -1
+        found.append(size if type(size) is int else -1)
+    return found
 
 
 def _plain(value: Any) -> str:
