@@ -23,7 +23,7 @@ __all__ = ["main"]
 _SCRIPT = Path(__file__).with_name("measure_probe.py")
 _LEVELS = ("L0", "L1", "mix")
 _TASKS = (("statistics", "statistics", 1 / 3), ("statistics", "md5", 1 / 3), ("tensor", "statistics", 1 / 2))
-_ROUNDS = {"statistics": 7, "tensor": 3, "off": 15}
+_ROUNDS = {"statistics": 5, "tensor": 2, "off": 10}
 _MIB = 1 << 20
 
 
@@ -47,6 +47,7 @@ def main(other: str | None = None, is_quick: bool = False) -> int:
     for model in NAMES[:1] if is_quick else NAMES:
         for level in _LEVELS:
             for task, summary, limit in _TASKS:
+                console.print(f"{model} {level} {task} {summary} ...", style="dim", highlight=False)
                 ours, theirs = _cell(other, model, level, task, summary)
                 ratio = _added(ours) / _added(theirs) if theirs else None
                 n_missed += ratio is not None and ratio > limit
