@@ -865,6 +865,12 @@ def test_a_filter_that_matches_nothing_is_told(tmp_path, caplog):
     assert any("no_such_api" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("no_such_api", True), ("relu", False)])
+def test_a_list_of_tensors_that_matches_nothing_is_told(tmp_path, caplog, name, is_told):
+    probe(tmp_path, lambda: F.relu(X), task="statistics", tensor_list=[name])
+    assert any("no tensor was saved" in record.getMessage() for record in caplog.records) == is_told
+
+
 def test_steps_that_never_come_are_told(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1", step=[7])
     debugger.start()

@@ -80,6 +80,7 @@ class Collector:
         self.step: StepOutput | None = None  # where calls of now go; None between steps
         self.n_put = 0  # entries that were collected, in all steps
         self.n_late = 0  # backward records that came after their step had ended
+        self._has_files = False  # of tensors
         self._unmatched: set[str] = set()  # what ran in steps of which nothing was collected
         self._settle = settle
         self._queue: list[tuple] = []
@@ -142,6 +143,7 @@ class Collector:
             if not self.n_put:
                 self._unmatched.update(step.counts)
             step.store.drain()
+            self._has_files = self._has_files or step.store.path.exists()
             step.folder.close()
             self.selection.new_step()
         except Exception as error:
@@ -164,6 +166,10 @@ class Collector:
             said.append(
                 f"nothing matched {_filters(self.config)}; what ran: {', '.join(some[:5])}"
                 f"{f' and {len(some) - 5} more' if len(some) > 5 else ''}"
+            )
+        if self.config.tensor_list and self.n_put and not self._has_files:
+            said.append(
+                f"tensor_list {list(self.config.tensor_list)} matched nothing, so no tensor was saved"
             )
         if self.n_late:
             said.append(f"{self.n_late} calls ran backward after their step() and are not in it")
