@@ -57,6 +57,7 @@ class Debugger:
             tell(note)
         self._step = self._first_step = 0
         self._is_on = False
+        self._pid = os.getpid()
         self._was_told: set[str] = set()
         has_switch = self.config.dump_enable is not None and self.config.config_path is not None
         self._watch = ConfigWatch(self.config.config_path) if has_switch else None
@@ -154,6 +155,8 @@ class Debugger:
     def close(self) -> None:
         """Finish whatever is open; at exit this comes by itself."""
         atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return  # a forked child: the files and the last word are its parent's
         self.custom_apis.restore_all()
         if self._is_on or self.collector.step is not None:
             self.step()
