@@ -152,11 +152,7 @@ class CallWriter:
         self.collector.put(call.step, name, pieces, frames, parent, self.has_parents)
 
     def _inputs(self, call: OpenCall, args: tuple, kwargs: dict) -> None:
-        out, elements = call.inputs, self.elements
-        out.append('"input_args": ')
-        elements.listed(out, args, f"{call.forward}.input", call.store)
-        out.append(', "input_kwargs": ')
-        elements.named(out, kwargs, f"{call.forward}.kwargs", call.store)
+        self.elements.inputs(call.inputs, call.forward, args, kwargs, call.store)
 
     def store_for(self, step: StepOutput, name: str) -> TensorStore | None:
         """Where the tensors of an entry are saved; None if only statistics are wanted."""

@@ -56,6 +56,19 @@ class Elements:
         """Append a JSON object; the files are `stem`.key."""
         self._dict(out, values.items(), stem, store, 0)
 
+    def inputs(
+        self, out: Pieces, entry: str, args: Iterable, kwargs: Mapping, store: TensorStore | None
+    ) -> None:
+        """Append the inputs of an entry under the keys readers know; in backward they are one list."""
+        if entry.endswith(".backward"):
+            out.append('"input": ')
+            self.listed(out, (*args, *kwargs.values()), f"{entry}.input", store)
+        else:
+            out.append('"input_args": ')
+            self.listed(out, args, f"{entry}.input", store)
+            out.append(', "input_kwargs": ')
+            self.named(out, kwargs, f"{entry}.kwargs", store)
+
     def _any(self, out: Pieces, value: Any, stem: str, store: TensorStore | None, depth: int) -> None:
         if isinstance(value, torch.Tensor):
             self.tensor(out, value, stem, store)

@@ -209,17 +209,8 @@ class _Noted:
         return isinstance(value, torch.Tensor) and value.data_ptr() in self.owner.thread.fresh
 
     def _take_inputs(self) -> None:
-        out, elements = self.pieces, self.owner.writer.elements
-        args, kwargs = self.inputs
         with torch._C.DisableTorchFunction():
-            if self.entry.endswith("backward"):
-                out.append('"input": ')
-                elements.listed(out, (*args, *kwargs.values()), f"{self.entry}.input", self.store)
-            else:
-                out.append('"input_args": ')
-                elements.listed(out, args, f"{self.entry}.input", self.store)
-                out.append(', "input_kwargs": ')
-                elements.named(out, kwargs, f"{self.entry}.kwargs", self.store)
+            self.owner.writer.elements.inputs(self.pieces, self.entry, *self.inputs, self.store)
 
     def end(self, result: Any) -> None:
         """It has run."""

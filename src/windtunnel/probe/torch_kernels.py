@@ -198,7 +198,6 @@ class _KernelCall:
         "entry",
         "frames",
         "inputs",
-        "is_backward",
         "kernel",
         "mode",
         "parent",
@@ -222,11 +221,12 @@ class _KernelCall:
         self.kernel = kernel
         self.entry = entry
         self.parent = parents[-1] if parents else None
-        self.is_backward = entry.endswith(".backward")
         self.pieces: list = []
         writer = mode.writer
         self.store = step.store if writer.selection.wants_tensor(entry) else None
-        self.frames = mode.collector.stacks.here() if writer.has_stacks and not self.is_backward else None
+        self.frames = (
+            mode.collector.stacks.here() if writer.has_stacks and not entry.endswith(".backward") else None
+        )
         self.inputs: tuple[tuple, dict] = ((), {})
         if writer.finder is not None:
             self.inputs = writer.finder.inputs(entry, args, kwargs)
@@ -234,15 +234,7 @@ class _KernelCall:
             self._take_inputs(args, kwargs)
 
     def _take_inputs(self, args: tuple, kwargs: dict) -> None:
-        out, elements = self.pieces, self.mode.writer.elements
-        if self.is_backward:
-            out.append('"input": ')
-            elements.listed(out, (*args, *kwargs.values()), f"{self.entry}.input", self.store)
-        else:
-            out.append('"input_args": ')
-            elements.listed(out, args, f"{self.entry}.input", self.store)
-            out.append(', "input_kwargs": ')
-            elements.named(out, kwargs, f"{self.entry}.kwargs", self.store)
+        self.mode.writer.elements.inputs(self.pieces, self.entry, args, kwargs, self.store)
 
     def end(self, result: Any) -> None:
         """The kernel has run: write the entry."""
