@@ -1,0 +1,81 @@
+"""What one rank asks of its host, streams and peers, in order, with how long each thing takes.
+
+    recording, seconds of each signature ──> StepProgram ──> timeline (all ranks together)
+
+A program has no frameworks and no formulas: every duration was decided before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+__all__ = ["Lane", "LaneKind", "RankTimeline", "StepProgram", "Work"]
+
+
+class Work(IntEnum):
+    """What an element of a program is."""
+
+    KERNEL = 1  # host_seconds on the host, then seconds on its stream
+    HOST = 2  # host_seconds only: a view, an allocation
+    COLLECTIVE = 3  # joins its peers on the communication lane of its group
+    SEND = 4
+    RECEIVE = 5
+    WAIT = 6  # the stream waits for a collective (on a CPU: the program does)
+    SYNC = 7  # the host waits for a stream, or with stream -1 for the device
+    RECORD_EVENT = 8
+    WAIT_EVENT = 9  # a stream (-1: the host) waits for an event
+    STEP = 10  # an optimizer step ended
+
+
+class LaneKind(IntEnum):
+    HOST = 0
+    STREAM = 1
+    COMMUNICATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Something that does one thing at a time: a row of a trace."""
+
+    kind: LaneKind
+    name: str  # "stream 0", "tp all_reduce (8 ranks)"
+    number: int  # of the stream, or of the rank's group
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """One rank's work after it was built. Parallel arrays, one element per thing asked for."""
+
+    rank: int
+    row: np.ndarray  # int64: of the recording
+    work: np.ndarray  # uint8, a Work
+    stream: np.ndarray  # int32
+    subject: np.ndarray  # int64: collective id, event id, number of the step; else -1
+    seconds: np.ndarray  # float64, on the device or the network
+    host_seconds: np.ndarray  # float64
+    group: np.ndarray  # int32: index into `groups` of a collective, send or receive; else -1
+    peer: np.ndarray  # int32: global rank of the other end of a send or receive; else -1
+    is_async: np.ndarray  # bool: the program holds a handle to wait on
+    groups: tuple[tuple[int, ...], ...]  # global ranks of each group of this rank
+    group_names: tuple[str, ...]
+    is_synchronous: bool = False  # a CPU: the host does the work itself, one thing after the other
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """When everything of a program happened, in seconds from the start of the timeline. Parallel to the program."""
+
+    program: StepProgram
+    lanes: tuple[Lane, ...]
+    lane: np.ndarray  # int32: index into `lanes`
+    issued: np.ndarray  # float64: when the host asked for it
+    start: np.ndarray  # float64: on its lane; nan for what takes no time there
+    end: np.ndarray
+    ready: np.ndarray  # float64: when this rank was ready for a collective that starts when all are; else = start
+    step_ends: np.ndarray  # float64, one for each step
