@@ -20,6 +20,28 @@ def test_every_device_is_complete_and_its_allocator_exists(id):
     assert device.bandwidth_gbs > 0
     assert device.allocator in Allocator.names()
     assert (device.capability > (0, 0)) == (device.kind == "cuda")
+    assert device.family in ("nvidia", "amd", "ascend", "cpu")
+    assert device.source
+    assert (
+        min(device.link_gbs, device.link_latency_us, device.nic_gbs, device.nics, device.nic_latency_us) > 0
+    )
+    if device.kind != "cpu":
+        assert device.link
+        assert min(device.fp16_tflops, device.fp32_tflops, device.l2_mib, device.launch_us) > 0
+        assert device.fp16_tflops >= device.bf16_tflops >= device.fp32_tflops
+
+
+def test_what_has_no_bf16_units_runs_it_at_the_rate_of_fp32():
+    old = [device for device in known_devices().values() if (0, 0) < device.capability < (8, 0)]
+    assert {device.id for device in old} >= {"v100-16gb", "v100-32gb", "t4-16gb", "2080ti-11gb"}
+    assert all(device.bf16_tflops == device.fp32_tflops < device.fp16_tflops for device in old)
+
+
+def test_torch_calls_an_amd_device_cuda():
+    device = find_device("mi300x")
+    assert (device.kind, device.family, device.allocator) == ("cuda", "amd", "cuda")
+    assert {find_device(name).family for name in ("h100", "v100-16gb")} == {"nvidia"}
+    assert (find_device("ascend-910b").family, find_device("cpu").family) == ("ascend", "cpu")
 
 
 def test_the_default_exists():
@@ -54,7 +76,21 @@ def test_a_tiny_device_has_nothing_usable_rather_than_less():
     assert find_device("t4:mem=1MiB").usable_bytes == 0
 
 
-@pytest.mark.parametrize("text", ["a100:mem", "a100:mem=", "a100:mem=-1", "a100:cores=3", "a100:mem=40GiB,x"])
+def test_figures_can_be_changed():
+    device = find_device("a100:mem=40GiB,bf16_tflops=280.5,bandwidth=1800,link_gbs=200,nics=4")
+    assert (device.memory_bytes, device.bf16_tflops, device.bandwidth_gbs) == (40 * GIB, 280.5, 1800.0)
+    assert (device.link_gbs, device.nics, type(device.nics)) == (200.0, 4, int)
+    assert device.nic_gbs == find_device("a100").nic_gbs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a100:mem", "a100:mem=", "a100:mem=-1", "a100:cores=3", "a100:mem=40GiB,x", "a100:link_gbs=fast",
+        "a100:link_gbs=-1", "a100:link_gbs=nan", "a100:link_gbs=inf", "a100:nics=1.5", "a100:bandwidth=0",
+        "a100:name=X", "a100:memory_bytes=7",
+    ],
+)  # fmt: skip
 def test_a_wrong_override_is_refused(text):
     with pytest.raises(UsageError):
         find_device(text)
@@ -78,6 +114,7 @@ def test_a_file_of_the_user_needs_three_fields(tmp_path):
     device = find_device(_file(tmp_path, 'name = "X"\nkind = "cuda"\nmemory = "48GiB"\n'))
     assert (device.id, device.name, device.kind) == ("mine", "X", "cuda")
     assert (device.memory_bytes, device.allocator) == (48 * GIB, "cuda")
+    assert (device.family, device.link_gbs, device.nics, device.fp16_tflops) == ("nvidia", 0.0, 0, 0.0)
 
 
 def test_a_file_may_have_its_fields_in_one_table(tmp_path):
@@ -93,6 +130,11 @@ def test_a_file_may_have_its_fields_in_one_table(tmp_path):
         ("not toml at all", "is not TOML"),
         ('name = "X"\nkind = "tpu"\nmemory = 1\n', "kind is 'tpu'"),
         ('name = "X"\nkind = "cuda"\nmemory = "lots"\n', "cannot read 'lots'"),
+        ('name = "X"\nkind = "cuda"\nmemory = 1\nlink_gb = 3\n', "unknown key 'link_gb' .nearest: link_gbs"),
+        ('name = "X"\nkind = "cuda"\nmemory = 1\nlink_gbs = "3"\n', "link_gbs is '3'"),
+        ('name = "X"\nkind = "cuda"\nmemory = 1\nlink = 3\n', "link is 3"),
+        ('name = "X"\nkind = "cuda"\nmemory = 1\ncapability = [8]\n', "capability is"),
+        ('name = "X"\nkind = "cuda"\nmemory = 1\nfamily = "intel"\n', "family is 'intel'"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, text, reason):

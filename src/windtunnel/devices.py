@@ -1,4 +1,4 @@
-"""Known accelerators and how to name one: `a100-80gb`, `h100:mem=40GiB`, or a TOML file of your own.
+"""Known accelerators and how to name one: `a100-80gb`, `h100:mem=40GiB,link_gbs=200`, or a TOML file of your own.
 
 --device TEXT ──> DeviceProfile
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ __all__ = ["DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
 DEFAULT_DEVICE = "a100-80gb"
 _HOW_TO_START = "windtunnel devices --toml prints one to start from"
 _CONTEXT_BYTES = 500 * MIB  # what the CUDA context takes before torch can allocate anything
+_FAMILIES = {"cuda": "nvidia", "npu": "ascend", "cpu": "cpu"}  # of a device that names none
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One accelerator, as far as memory and time depend on it."""
+    """One accelerator, as far as memory and time depend on it. Rates are peaks; 0: none, or not known."""
 
     id: str  # how the command line names it
     name: str  # what the driver calls it
@@ -38,31 +40,75 @@ class DeviceProfile:
     usable_bytes: int
     capability: tuple[int, int]
     multiprocessors: int
-    bf16_tflops: float
+    bf16_tflops: float  # dense, as all of them
     bandwidth_gbs: float
     allocator: str
-    fp32_tflops: float = 0.0  # 0: not known
+    fp32_tflops: float = 0.0  # without TF32
+    fp16_tflops: float = 0.0
+    tf32_tflops: float = 0.0
+    fp8_tflops: float = 0.0
+    fp64_tflops: float = 0.0
+    l2_mib: float = 0.0
+    launch_us: float = 0.0  # an empty kernel, from one to the next in a queue
+    link: str = ""  # what joins the devices of a node: "NVLink 3"
+    link_gbs: float = 0.0  # of one device, one direction
+    link_latency_us: float = 0.0  # of one hop
+    link_gpus: int = 0  # devices that the link joins; 0: those of a node
+    nic_gbs: float = 0.0  # of one NIC, one direction
+    nics: int = 0  # for 8 devices
+    nic_latency_us: float = 0.0
+    family: str = ""  # whose libraries it runs: nvidia, amd, ascend or cpu
+    source: str = ""  # where the figures are from
+
+
+_COUNTS = {field.name for field in fields(DeviceProfile) if field.type == "int"} - {
+    "memory_bytes",
+    "usable_bytes",
+}
+_NUMBERS = _COUNTS | {field.name for field in fields(DeviceProfile) if field.type == "float"}
+_WORDS = {"name", "allocator", "link", "source"}
+_KEYS = _NUMBERS | _WORDS | {"kind", "family", "memory", "usable", "capability"}
+_SHORT_KEYS = {"bandwidth": "bandwidth_gbs"}
+_ABOVE_ZERO = {
+    "multiprocessors": 1,
+    "bf16_tflops": 1.0,
+    "bandwidth_gbs": 1.0,
+}  # and what a file that lacks them gets
 
 
 def known_devices() -> dict[str, DeviceProfile]:
     """Every built-in device by id."""
     table = tomllib.loads((Path(__file__).parent / "devices.toml").read_text(encoding="utf-8"))
-    return {id: _profile(id, fields) for id, fields in table.items()}
+    return {id: _profile(id, device) for id, device in table.items()}
 
 
 def find_device(text: str) -> DeviceProfile:
-    """Read `NAME`, `NAME:mem=40GiB` or the path of a TOML file with the same fields."""
+    """Read `NAME`, `NAME:mem=40GiB,bandwidth=3000` or the path of a TOML file with the same fields."""
     if text.endswith(".toml"):
         return _from_file(Path(text))
     name, _, overrides = text.partition(":")
     device = _by_name(name.lower())
     for part in filter(None, overrides.split(",")):
-        key, equals, value = part.partition("=")
-        if key != "mem" or not equals:
-            raise UsageError(f"cannot read {part!r} in --device {text}", hint="write NAME:mem=40GiB")
-        n_bytes = parse_bytes(value, device.memory_bytes)
-        device = replace(device, memory_bytes=n_bytes, usable_bytes=_usable(n_bytes, device.kind))
+        device = _with_override(device, part, text)
     return device
+
+
+def _with_override(device: DeviceProfile, part: str, text: str) -> DeviceProfile:
+    key, equals, value = part.partition("=")
+    key = _SHORT_KEYS.get(key, key)
+    if key == "mem" and equals:
+        n_bytes = parse_bytes(value, device.memory_bytes)
+        return replace(device, memory_bytes=n_bytes, usable_bytes=_usable(n_bytes, device.kind))
+    if key not in _NUMBERS or not equals:
+        raise UsageError(
+            f"cannot read {part!r} in --device {text}",
+            hint=f"write NAME:mem=40GiB,KEY=NUMBER with keys {', '.join(sorted(_NUMBERS))}",
+        )
+    try:
+        number = float(value)
+    except ValueError:
+        raise UsageError(f"{value!r} in --device {text} is not a number", hint=f"write {key}=123.4") from None
+    return replace(device, **{key: _number(key, number, f"--device {text}")})
 
 
 def _by_name(name: str) -> DeviceProfile:
@@ -80,35 +126,71 @@ def _by_name(name: str) -> DeviceProfile:
 
 def _from_file(path: Path) -> DeviceProfile:
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read the device file {path}: {error.strerror}", hint=_HOW_TO_START
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the device file {path} is not TOML: {error}", hint=_HOW_TO_START) from error
-    if len(fields) == 1 and isinstance(next(iter(fields.values())), dict):
-        fields = next(iter(fields.values()))
-    missing = {"name", "kind", "memory"} - fields.keys()
+    if len(table) == 1 and isinstance(next(iter(table.values())), dict):
+        table = next(iter(table.values()))
+    missing = {"name", "kind", "memory"} - table.keys()
     if missing:
         raise UsageError(f"the device file {path} lacks {', '.join(sorted(missing))}", hint=_HOW_TO_START)
-    return _profile(path.stem, fields)
+    for key in table.keys() - _KEYS:
+        near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.4) or [_HOW_TO_START]
+        raise UsageError(f"the device file {path} has an unknown key {key!r}", hint=f"nearest: {near[0]}")
+    return _profile(path.stem, table)
 
 
-def _profile(id: str, fields: dict[str, Any]) -> DeviceProfile:
-    kind = fields["kind"]
-    if kind not in ("cuda", "npu", "cpu"):
+def _profile(id: str, table: dict[str, Any]) -> DeviceProfile:
+    kind = table["kind"]
+    if kind not in _FAMILIES:
         raise UsageError(f"device {id}: kind is {kind!r}", hint="use cuda, npu or cpu")
-    memory = parse_bytes(fields["memory"])
+    family = table.get("family", _FAMILIES[kind])
+    if family not in ("nvidia", "amd", "ascend", "cpu"):
+        raise UsageError(f"device {id}: family is {family!r}", hint="use nvidia, amd, ascend or cpu")
+    memory = parse_bytes(table["memory"])
     if kind == "cpu" and memory == 0:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    usable = parse_bytes(fields["usable"]) if "usable" in fields else _usable(memory, kind)
-    major, minor = fields.get("capability", (0, 0))
+    numbers = {key: _number(key, table[key], f"device {id}") for key in _NUMBERS & table.keys()}
     return DeviceProfile(
-        id, fields["name"], kind, memory, usable, (major, minor), int(fields.get("multiprocessors", 1)),
-        float(fields.get("bf16_tflops", 1.0)), float(fields.get("bandwidth_gbs", 1.0)),
-        fields.get("allocator", kind), float(fields.get("fp32_tflops", 0.0)),
-    )  # fmt: skip
+        id=id,
+        kind=kind,
+        family=family,
+        memory_bytes=memory,
+        usable_bytes=parse_bytes(table["usable"]) if "usable" in table else _usable(memory, kind),
+        capability=_capability(id, table.get("capability", (0, 0))),
+        **{"allocator": kind} | {key: _word(key, table[key], id) for key in _WORDS & table.keys()},
+        **_ABOVE_ZERO | numbers,
+    )
+
+
+def _number(key: str, value: object, where: str) -> int | float:
+    """A figure, which counts and rates can only have at 0 or above."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value >= 0):
+        raise UsageError(f"{key} is {value!r} in {where}", hint="write a number of 0 or above")
+    if value == 0 and key in _ABOVE_ZERO:
+        raise UsageError(f"{key} is 0 in {where}", hint="write a number above 0")
+    if key not in _COUNTS:
+        return float(value)
+    if value != int(value):
+        raise UsageError(f"{key} is {value!r} in {where}", hint="write a whole number")
+    return int(value)
+
+
+def _word(key: str, value: object, id: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"device {id}: {key} is {value!r}", hint=f'write {key} = "text"')
+    return value
+
+
+def _capability(id: str, value: object) -> tuple[int, int]:
+    match value:
+        case [int() as major, int() as minor] if major >= 0 and minor >= 0:
+            return major, minor
+    raise UsageError(f"device {id}: capability is {value!r}", hint="write capability = [8, 0]")
 
 
 def _usable(memory_bytes: int, kind: str) -> int:

@@ -15,6 +15,14 @@ def test_the_table_lists_every_device_and_the_next_command(capsys):
     assert out.splitlines()[-1].startswith("next: windtunnel run --device ")
 
 
+def test_the_links_are_listed(capsys):
+    assert main(["devices"]) == 0
+    row = next(
+        line for line in capsys.readouterr().out.splitlines() if "a100-80gb" in line and "NVLink 3" in line
+    )
+    assert row.split() == ["a100-80gb", "300", "0.6", "8", "25", "2.7", "NVLink", "3"]
+
+
 def test_json_holds_the_same_figures(capsys):
     assert main(["devices", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -48,7 +48,7 @@ def test_when_nothing_fits_the_floor_is_named():
 def test_what_is_assumed_is_said():
     first, second, third = assumptions(result())
     assert first == (
-        "times of operators are a roofline of 2080ti-11gb (616 GB/s, 13.4 fp32 and 53.8 bf16 TFLOPS);"
+        "times of operators are a roofline of 2080ti-11gb (616 GB/s, 13.4 fp32 and 53.8 half precision TFLOPS);"
         " --costs FILE puts measured ones in their place"
     )
     assert second == "memory is torch's caching allocator on 10.00 GiB; stalls cost no time"

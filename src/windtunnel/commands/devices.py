@@ -1,6 +1,6 @@
 """List the known accelerators and their figures.
 
-A device is chosen with --device NAME, changed with NAME:mem=40GiB, or described in a TOML file of your own.
+A device is chosen with --device NAME, changed with NAME:mem=40GiB,link_gbs=200, or described in a TOML file of your own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from windtunnel.devices import DeviceProfile, find_device, known_devices
-from windtunnel.units import format_bytes
+from windtunnel.units import GIB
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,42 +34,64 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps({id: asdict(device) for id, device in devices.items()}, indent=1))
         return 0
-    Console(highlight=False).print(_table(devices))
+    console = Console(highlight=False)
+    console.print(_table(devices))
+    console.print(_link_table(devices))
     print("\nnext: windtunnel run --device h100 train.py   (or: windtunnel devices --toml h100 > mine.toml)")
     return 0
 
 
 def _table(devices: dict[str, DeviceProfile]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("device", no_wrap=True)
-    for heading in ("memory", "usable", "bf16 TFLOPS", "GB/s"):
-        table.add_column(heading, justify="right")
+    """Memory and rates."""
+    table = _empty_table("GiB", "usable", "fp16", "bf16", "fp8", "fp32", "GB/s")
     table.add_column("allocator")
     for device in devices.values():
         table.add_row(
             device.id,
-            format_bytes(device.memory_bytes),
-            format_bytes(device.usable_bytes),
-            f"{device.bf16_tflops:g}",
-            f"{device.bandwidth_gbs:g}",
+            f"{device.memory_bytes / GIB:.1f}",
+            f"{device.usable_bytes / GIB:.1f}",
+            *map(_figure, (device.fp16_tflops, device.bf16_tflops, device.fp8_tflops, device.fp32_tflops)),
+            _figure(device.bandwidth_gbs),
             device.allocator,
         )
+    table.caption = "fp16 to fp32: dense TFLOPS; GB/s: of memory"
     return table
 
 
+def _link_table(devices: dict[str, DeviceProfile]) -> Table:
+    """What joins devices inside a node and nodes with each other."""
+    table = _empty_table("GB/s", "us", "NICs", "GB/s", "us")
+    table.add_column("link")
+    for device in devices.values():
+        inside = (device.link_gbs, device.link_latency_us)
+        across = (device.nics, device.nic_gbs, device.nic_latency_us)
+        table.add_row(device.id, *map(_figure, inside), *map(_figure, across), device.link)
+    table.caption = "of one device or NIC in one direction; NICs: for 8 devices; us: of one hop"
+    return table
+
+
+def _empty_table(*headings: str) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, caption_justify="left"
+    )
+    table.add_column("device", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _figure(number: float) -> str:
+    return f"{number:.4g}" if number else "-"
+
+
 def _toml(device: DeviceProfile) -> str:
-    major, minor = device.capability
+    """The device as a file that reads back as itself."""
+    found = asdict(device)
+    id, memory, usable = found.pop("id"), found.pop("memory_bytes"), found.pop("usable_bytes")
+    lines = [f'memory = "{memory}"', f'usable = "{usable}"']
+    # A JSON string, number or list is one of TOML too.
+    lines += [f"{key} = {json.dumps(value)}" for key, value in found.items()]
     return (
-        f'# A device for windtunnel run --device FILE.toml; sizes are bytes, or text such as "40GiB".\n'
-        f"[{device.id}]\n"
-        f'name = "{device.name}"\n'
-        f'kind = "{device.kind}"\n'
-        f'memory = "{device.memory_bytes}"\n'
-        f'usable = "{device.usable_bytes}"\n'
-        f"capability = [{major}, {minor}]\n"
-        f"multiprocessors = {device.multiprocessors}\n"
-        f"bf16_tflops = {device.bf16_tflops}\n"
-        f"fp32_tflops = {device.fp32_tflops}\n"
-        f"bandwidth_gbs = {device.bandwidth_gbs}\n"
-        f'allocator = "{device.allocator}"\n'
+        '# A device for windtunnel run --device FILE.toml; sizes are bytes, or text such as "40GiB"; 0: none, or not known.\n'
+        f"[{id}]\n" + "\n".join(lines) + "\n"
     )

@@ -75,7 +75,7 @@ def assumptions(result: RematResult) -> Iterator[str]:
     roofline = (
         f"a roofline of {device.id} ({device.bandwidth_gbs:g} GB/s, {device.fp32_tflops or device.bf16_tflops / 16:g}"
         " fp32 and "
-        f"{device.bf16_tflops:g} bf16 TFLOPS)"
+        f"{device.fp16_tflops or device.bf16_tflops:g} half precision TFLOPS)"
     )
     if costs.path is None:
         yield f"times of operators are {roofline}; --costs FILE puts measured ones in their place"
