@@ -40,6 +40,7 @@ class Recorder:
     writer: RecordingWriter
     script: str = ""
     is_tracking_stacks: bool = False
+    is_host: bool = False  # the simulated device is the CPU: whoever asks computes
     phase: int = int(Phase.BUILD)
     module: int = NO_NAME
     stream: int = 0
@@ -68,6 +69,13 @@ class Recorder:
         self.rows.append(
             (kind, subject, value, -1, 0, self.module, self.phase, stream, device, NO_NAME, (), ())
         )
+
+    def read_value(self, device: int) -> None:
+        """The host waits for the device, to read what it computed."""
+        if device >= 0 and not self.is_host:
+            self.rows.append(
+                (Kind.SYNC, -1, -1, 1, 0, self.module, self.phase, self.stream, device, NO_NAME, (), ())
+            )
 
     def end_step(self) -> None:
         self.n_steps += 1

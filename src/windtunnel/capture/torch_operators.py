@@ -166,6 +166,8 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     target, source = args[0], args[1]
     to, come = sim_of(target), sim_of(source)
     known = values_of(source)
+    if come is not None and (to is None or to.device_index < 0) and not _is_non_blocking(args, kwargs):
+        world.recorder.read_value(come.device_index)
     if to is None:  # device to a real host tensor
         if known is not None:
             target.copy_(known)
@@ -183,6 +185,10 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     if to.device_index >= 0:
         _record_copy(target, source, to, come)
     return target
+
+
+def _is_non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
 
 
 def _broadcast_check(target: Tensor, source: Tensor) -> None:
@@ -249,7 +255,7 @@ def _to_copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     else:
         strides = strides_for(shape, memory_format)
     result = new_tensor(shape, strides, dtype, device)
-    copy(aten.copy_.default, (result, source), {})
+    copy(aten.copy_.default, (result, source, bool(kwargs.get("non_blocking"))), {})
     return result
 
 

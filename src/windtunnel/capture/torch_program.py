@@ -71,15 +71,16 @@ class _Follower:
             # A module called while autograd runs is a recomputation: its operators are forward ones.
             recorder.phase = int(Phase.FORWARD)
             recorder.module = path
+            again = 1 if phase_before == Phase.BACKWARD else -1
             spans.enter(path)
             recorder.rows.append(
-                (Kind.MODULE_ENTER, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
+                (Kind.MODULE_ENTER, path, -1, again, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
             )
             try:
                 return original(module, *args, **kwargs)
             finally:
                 recorder.rows.append(
-                    (Kind.MODULE_EXIT, path, -1, -1, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
+                    (Kind.MODULE_EXIT, path, -1, again, 0, path, recorder.phase, 0, 0, NO_NAME, (), ())
                 )
                 spans.leave()
                 recorder.module = before

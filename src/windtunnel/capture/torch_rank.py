@@ -72,6 +72,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
               "allocator_conf": task.allocator_conf}  # fmt: skip
     writer = RecordingWriter(task.recording_path, header)
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
+    recorder.is_host = task.device.kind == "cpu"
     recorder.on_step = _step_counter(task.max_steps, on_step)
     install(task, recorder, make_counters(writer, task.recording_path), mail)
     outcome = _run(program or _script_of(task), recorder, task.world_size)

@@ -1,7 +1,8 @@
-"""Streams and events of a simulated device: they order nothing, but allocations know which stream they are on.
+"""Streams and events of a simulated device: they order nothing now, but the rows tell who waits for whom.
 
 with torch.cuda.stream(s): x = torch.empty(...)   ──> ALLOC row with s's number
 x.record_stream(s)                                ──> RECORD_STREAM row
+event.record(s), other.wait_event(event)          ──> EVENT_RECORD, EVENT_WAIT rows
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 _numbers = itertools.count(1)
+_event_numbers = itertools.count(1)
+_HOST = -1  # who waits, if it is no stream
 _current: dict[torch.device, Stream] = {}
 _default: dict[torch.device, Stream] = {}
 
@@ -41,13 +44,15 @@ class Stream:
         self._contexts: list[StreamContext] = []
 
     def wait_stream(self, stream: Any) -> None:
-        return None
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Any) -> None:
-        return None
+        event.wait(self)
 
     def record_event(self, event: Any = None) -> Event:
-        return event if event is not None else Event()
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
 
     def synchronize(self) -> None:
         world.recorder.plain_row(Kind.SYNC, stream=self.stream_id, device=self.device_index)
@@ -75,19 +80,22 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Time does not pass on a simulated device below level 3: elapsed_time is 1 ms."""
+    """A point in a stream. Time does not pass while a program is simulated: elapsed_time is 1 ms."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.event_id = 0
+        self.event_id = 0  # of its last record; 0: never recorded, so that nobody waits for it
 
     def record(self, stream: Any = None) -> None:
-        return None
+        stream = current_stream() if stream is None else stream
+        self.event_id = next(_event_numbers)
+        self._write(Kind.EVENT_RECORD, stream.stream_id, stream.device_index)
 
     def wait(self, stream: Any = None) -> None:
-        return None
+        stream = current_stream() if stream is None else stream
+        self._write(Kind.EVENT_WAIT, stream.stream_id, stream.device_index)
 
     def synchronize(self) -> None:
-        return None
+        self._write(Kind.EVENT_WAIT, _HOST, 0)
 
     def query(self) -> bool:
         return True
@@ -95,6 +103,10 @@ class Event:
     def elapsed_time(self, end: Any) -> float:
         world.recorder.invent("the time between two device events", 1.0)
         return 1.0
+
+    def _write(self, kind: Kind, stream: int, device: int) -> None:
+        if self.event_id:
+            world.recorder.plain_row(kind, self.event_id, stream=stream, device=device)
 
 
 class StreamContext:

@@ -150,6 +150,8 @@ def _dtype_named(name: str) -> torch.dtype:
 def _read(self: Tensor, what: str) -> Tensor:
     """Real values for code that leaves torch: known ones, or defaults that are reported."""
     known = values_of(self)
+    sim = sim_of(self)
+    world.recorder.read_value(sim.device_index if sim is not None else -1)
     if known is not None:
         return known.detach()
     value = unknown_value(self)

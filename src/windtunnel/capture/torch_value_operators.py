@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from windtunnel.capture import torch_kernels as kernels
+from windtunnel.capture.torch_inference import tensor_spec
 from windtunnel.capture.torch_operators import copy, rule, special, target_device
 from windtunnel.capture.torch_storage import CPU, new_tensor, sim_of, view_of, world
 from windtunnel.capture.torch_strides import contiguous_strides, preserved_strides
 from windtunnel.capture.torch_values import all_false, remember_values, values_of
+from windtunnel.events.model import Kind, Signature
 
 __all__ = ["default_value", "special", "unknown_value"]
 
@@ -27,6 +29,7 @@ aten = torch.ops.aten
 
 @rule("_local_scalar_dense")
 def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _wait_for(args[0])
     known = values_of(args[0])
     if known is not None:
         return known.item()
@@ -68,6 +71,8 @@ def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     a, b = args
     if a.shape != b.shape:
         return False
+    _run_on_device(op, args)
+    _wait_for(a)
     known_a, known_b = values_of(a), values_of(b)
     if known_a is not None and known_b is not None:
         return torch.equal(known_a, known_b)
@@ -78,6 +83,8 @@ def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @rule("nonzero")
 def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     source = args[0]
+    _run_on_device(op, args)
+    _wait_for(source)  # for the number of rows
     known = values_of(source)
     if known is not None:
         found = torch.nonzero(known)
@@ -100,6 +107,8 @@ def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 @rule("masked_select")
 def _masked_select(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     source, mask = args
+    _run_on_device(op, args)
+    _wait_for(source)
     shape = torch.broadcast_shapes(source.shape, mask.shape)
     known = values_of(mask)
     n = int(known.expand(shape).sum()) if known is not None else math.prod(shape)
@@ -171,6 +180,8 @@ def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
 @rule("_unique2", "unique_dim", "unique_consecutive")
 def _unique(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     source = args[0]
+    _run_on_device(op, args)
+    _wait_for(source)
     named = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
     known = values_of(source)
     if known is not None:
@@ -191,6 +202,8 @@ def _unique(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ten
 @rule("bincount")
 def _bincount(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     source = args[0]
+    _run_on_device(op, args)
+    _wait_for(source)
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     minlength = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     known = values_of(source)
@@ -208,8 +221,11 @@ def _bincount(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 @rule("repeat_interleave.Tensor")
 def _repeat_interleave(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     repeats = args[0]
+    _run_on_device(op, args)
     n = args[1] if len(args) > 1 else kwargs.get("output_size")
     known = values_of(repeats)
+    if n is None:
+        _wait_for(repeats)
     if n is None and known is not None:
         n = int(known.sum())
     if n is None:
@@ -230,12 +246,43 @@ def _assert_async(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 def _unscale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # A simulated gradient is taken to be finite: GradScaler then steps, as it does on nearly every real step.
     found_inf = args[1]
+    _run_on_device(op, args)
     remember_values(found_inf, torch.zeros(found_inf.shape, dtype=found_inf.dtype))
 
 
 @rule("_amp_update_scale_")
 def _update_scale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0]
+
+
+def _wait_for(tensor: Tensor) -> None:
+    sim = sim_of(tensor)
+    world.recorder.read_value(sim.device_index if sim is not None else -1)
+
+
+_signatures: dict[Any, int] = {}
+
+
+def _run_on_device(op: Any, args: tuple[Any, ...]) -> None:
+    """The row of an operator whose results are made by hand; what they take is in rows of their own."""
+    given = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
+    storages = [sim for sim in map(sim_of, given) if sim is not None and sim.device_index >= 0]
+    if not storages:
+        return
+    recorder = world.recorder
+    key = (op, *((t.shape, t.stride(), t.dtype) for t in given))
+    signature = _signatures.get(key)
+    if signature is None:
+        specs = tuple(map(tensor_spec, given))
+        described = Signature(str(op), specs, (), "")
+        signature = _signatures[key] = recorder.writer.signature(described)
+    kernels.locate_backward(recorder)
+    id = recorder.n_ops
+    recorder.n_ops = id + 1
+    recorder.rows.append(
+        (Kind.OP, id, signature, -1, 0, recorder.module, recorder.phase, recorder.stream, storages[0].device_index,
+         recorder.frame_here(), tuple(sim.id for sim in storages), ())
+    )  # fmt: skip
 
 
 def _like(source: Tensor, shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Lane", "LaneKind", "RankTimeline", "StepProgram", "Work"]
+__all__ = ["Lane", "LaneKind", "RankTimeline", "Stalls", "StepProgram", "Work"]
 
 
 class Work(IntEnum):
@@ -58,6 +58,9 @@ class StepProgram:
     host_seconds: np.ndarray  # float64
     group: np.ndarray  # int32: index into `groups` of a collective, send or receive; else -1
     peer: np.ndarray  # int32: global rank of the other end of a send or receive; else -1
+    sequence: (
+        np.ndarray
+    )  # int64: the how manieth call of its group (or of its way to a peer) since the program began
     is_async: np.ndarray  # bool: the program holds a handle to wait on
     groups: tuple[tuple[int, ...], ...]  # global ranks of each group of this rank
     group_names: tuple[str, ...]
@@ -66,16 +69,39 @@ class StepProgram:
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Global ranks this one sends to or receives from."""
+        found = np.unique(self.peer).tolist()
+        return tuple(peer for peer in found if peer >= 0)
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Times a stream stood still for others. Parallel arrays."""
+
+    element: np.ndarray  # int64: of the program, what waited
+    stream: np.ndarray  # int32
+    start: np.ndarray  # float64
+    end: np.ndarray
+    cause: (
+        np.ndarray
+    )  # int64: the element (collective, send or receive) it was for; -1: another stream's kernels
+
 
 @dataclass(frozen=True)
 class RankTimeline:
     """When everything of a program happened, in seconds from the start of the timeline. Parallel to the program."""
 
+    rank: int  # global; the program may be that of a rank that does the same work
     program: StepProgram
     lanes: tuple[Lane, ...]
     lane: np.ndarray  # int32: index into `lanes`
     issued: np.ndarray  # float64: when the host asked for it
     start: np.ndarray  # float64: on its lane; nan for what takes no time there
     end: np.ndarray
-    ready: np.ndarray  # float64: when this rank was ready for a collective that starts when all are; else = start
+    ready: (
+        np.ndarray
+    )  # float64: when this rank was ready for a collective that starts when all are; else = start
+    stalls: Stalls
     step_ends: np.ndarray  # float64, one for each step

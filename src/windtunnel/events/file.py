@@ -30,6 +30,8 @@ from windtunnel.events.model import (
     Collective,
     EmptyCache,
     Event,
+    EventRecord,
+    EventWait,
     Frame,
     Free,
     Group,
@@ -309,13 +311,18 @@ def row_of(event: Event) -> Row:
         case RecordStream():
             return _row(Kind.RECORD_STREAM, event.storage, stream=event.stream, device=event.device)
         case Sync():
-            return _row(Kind.SYNC, stream=event.stream, device=event.device)
+            extra = 1 if event.is_read else -1
+            return _row(Kind.SYNC, extra=extra, stream=event.stream, device=event.device)
+        case EventRecord():
+            return _row(Kind.EVENT_RECORD, event.event, stream=event.stream, device=event.device)
+        case EventWait():
+            return _row(Kind.EVENT_WAIT, event.event, stream=event.stream, device=event.device)
         case EmptyCache():
             return _row(Kind.EMPTY_CACHE, device=event.device)
-        case ModuleEnter():
-            return _row(Kind.MODULE_ENTER, event.module, module=event.module, phase=event.phase)
-        case ModuleExit():
-            return _row(Kind.MODULE_EXIT, event.module, module=event.module, phase=event.phase)
+        case ModuleEnter() | ModuleExit():
+            kind = Kind.MODULE_ENTER if isinstance(event, ModuleEnter) else Kind.MODULE_EXIT
+            extra = 1 if event.is_again else -1
+            return _row(kind, event.module, extra=extra, module=event.module, phase=event.phase)
         case Step():
             return _row(Kind.STEP, event.number)
         case Build():

@@ -11,77 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
 
+from windtunnel.events.kinds import CallFlag, Kind, Phase, Role
+
 __all__ = [
     "COLUMNS", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
-    "Event", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter", "ModuleExit", "Op", "Phase",
-    "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature", "Step", "Sync",
-    "TensorSpec", "Unsave", "Wait",
+    "Event", "EventRecord", "EventWait", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter",
+    "ModuleExit", "Op", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
+    "Step", "Sync", "TensorSpec", "Unsave", "Wait",
 ]  # fmt: skip
 
 NO_NAME = -1  # "no module", "no frame": an index that points nowhere
-
-
-class Kind(IntEnum):
-    """What a row says. Numbers are part of the file format: add, never renumber."""
-
-    OP = 1
-    ALLOC = 2
-    FREE = 3
-    MODULE_ENTER = 4
-    MODULE_EXIT = 5
-    STEP = 6
-    MARK = 7
-    RECORD_STREAM = 8
-    EMPTY_CACHE = 9
-    SYNC = 10
-    BUILD = 11
-    GROUP = 12
-    COLLECTIVE = 13
-    WAIT = 14
-    SAVE = 15
-    LOAD = 16
-    UNSAVE = 17
-    CALL = 18
-    RETURN = 19
-    BACKWARD_END = 20
-    RESIZE = 21
-
-
-class Phase(IntEnum):
-    """Where in a training step the program was."""
-
-    BUILD = 0
-    FORWARD = 1
-    BACKWARD = 2
-    OPTIMIZER = 3
-
-
-class CallFlag(IntFlag):
-    """What a run again of a `Call` depends on besides its name and its tensors."""
-
-    GRAD = 1  # gradients were being recorded
-    ODD = 2  # it reads something that is more than a storage and its geometry, or a generator of its own
-    COVERS = 4  # what it writes into is all of that storage
-    SEEDED = 8  # it draws random numbers
-
-
-class Role(IntEnum):
-    """What a storage is for. `UNKNOWN` is settled later from its lifetime (activation or temporary)."""
-
-    UNKNOWN = 0
-    WEIGHT = 1
-    GRADIENT = 2
-    OPTIMIZER = 3
-    INPUT = 4
-    ACTIVATION = 5
-    TEMPORARY = 6
-    WORKSPACE = 7
-    COMMUNICATION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +119,25 @@ class Sync:
 
     stream: int = -1
     device: int = 0
+    is_read: bool = False  # for a value it read, not because it was told to
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """An event was put into a stream: it happens when all before it in the stream is done."""
+
+    event: int
+    stream: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EventWait:
+    """A stream (-1: the host) waits until an event has happened."""
+
+    event: int
+    stream: int = 0
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +149,14 @@ class EmptyCache:
 class ModuleEnter:
     module: int
     phase: Phase = Phase.FORWARD
+    is_again: bool = False  # autograd runs: until the exit, this is a recomputation
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleExit:
     module: int
     phase: Phase = Phase.FORWARD
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +278,7 @@ class Resize:
 
 Event = (
     Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
-    | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd | Resize
+    | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd | Resize | EventRecord | EventWait
 )  # fmt: skip
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
@@ -322,10 +286,12 @@ Event = (
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
 #   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, - | RESIZE storage, its number before
+#   EVENT_* event, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
-# it and for a SAVE of the result of the operator that saves; the flags of a CALL. `role` is set for ALLOC and MARK; for a
-# COLLECTIVE it is 1 if the program holds a handle to wait on, for a FREE if Python's cycle collector did it. The ranks
-# of a GROUP and what a RETURN wrote into stand in `inputs`.
+# it, for a SAVE of the result of the operator that saves, for a SYNC that reads a value and for the MODULE_* rows around a
+# recomputation; the flags of a CALL. `role` is set for ALLOC and MARK; for a COLLECTIVE it is 1 if the program holds a
+# handle to wait on, for a FREE if Python's cycle collector did it. The ranks of a GROUP and what a RETURN wrote into
+# stand in `inputs`.
 COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "subject": np.int64,
@@ -391,13 +357,17 @@ class Recording:
             case Kind.RECORD_STREAM:
                 return RecordStream(subject, stream, device)
             case Kind.SYNC:
-                return Sync(stream, device)
+                return Sync(stream, device, extra == 1)
+            case Kind.EVENT_RECORD:
+                return EventRecord(subject, stream, device)
+            case Kind.EVENT_WAIT:
+                return EventWait(subject, stream, device)
             case Kind.EMPTY_CACHE:
                 return EmptyCache(device)
             case Kind.MODULE_ENTER:
-                return ModuleEnter(subject, Phase(phase))
+                return ModuleEnter(subject, Phase(phase), extra == 1)
             case Kind.MODULE_EXIT:
-                return ModuleExit(subject, Phase(phase))
+                return ModuleExit(subject, Phase(phase), extra == 1)
             case Kind.STEP:
                 return Step(subject)
             case Kind.GROUP:

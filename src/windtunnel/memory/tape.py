@@ -90,7 +90,8 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     rows, ids = _named(columns, device)
     here = columns["device"] == device
     emptied = np.flatnonzero(here & (kind == Kind.EMPTY_CACHE))
-    done = _finished(rows, ids, columns, np.flatnonzero(here & (kind == Kind.SYNC)))
+    told = here & (kind == Kind.SYNC) & (columns["extra"] != 1)  # reading a value lets no side stream's memory go
+    done = _finished(rows, ids, columns, np.flatnonzero(told))
     event = np.concatenate([rows, emptied, done[0]])
     tape_kind = _TAPE_KIND[kind[event]]
     tape_kind[len(event) - len(done[0]) :] = TapeKind.STREAM_DONE
