@@ -2,19 +2,25 @@
 
 A compiled graph fuses operators, so it keeps fewer temporaries than eager: the memory reported is an upper
 bound for what the compiler would need. Nothing is dropped silently. Where the compiler makes a kernel of its own
-out of a whole function, that kernel is simulated (torch_flex_attention).
+out of a whole function, that kernel is simulated (torch_flex_attention). What was compiled is told at the end of the
+recording: the compiler would make one kernel of several operators there, which matters for time.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_flex_attention import install_flex_attention
+from windtunnel.capture.torch_program import module_path
 
-__all__ = ["install_compile"]
+__all__ = ["compiled_parts", "install_compile"]
+
+_functions: dict[tuple[str, str], None] = {}  # file and name
+_modules: list[weakref.ref[torch.nn.Module]] = []
 
 _SENTENCE = "torch.compile ran eagerly: memory is eager's, usually an upper bound for the compiled program"
 
@@ -32,12 +38,40 @@ def install_compile(recorder: Recorder) -> None:
             return compile
         if not _is_internal(model):
             note()
+            _remember(model)
         if isinstance(model, torch.nn.Module):
             model.__dict__.setdefault("_orig_mod", model)  # scripts unwrap compiled models through this name
         return model
 
     torch.compile = compile  # type: ignore[assignment]
-    torch.nn.Module.compile = lambda self, *_, **__: note()  # type: ignore[assignment, method-assign]
+
+    def compile_module(self: torch.nn.Module, *_: Any, **__: Any) -> None:
+        note()
+        _remember(self)
+
+    torch.nn.Module.compile = compile_module  # type: ignore[assignment, method-assign]
+
+
+def compiled_parts(recorder: Recorder) -> dict[str, Any]:
+    """What the program compiled: functions by file and name, modules by path, with all below them."""
+    names = list(recorder.writer.names)
+    found: dict[str, None] = {}
+    for reference in _modules:
+        module = reference()
+        for part in module.modules() if module is not None else ():
+            path = module_path(part)
+            if path is not None:
+                found[names[path]] = None
+    return {"functions": [list(each) for each in _functions], "modules": list(found)}
+
+
+def _remember(what: Any) -> None:
+    if isinstance(what, torch.nn.Module):
+        _modules.append(weakref.ref(what))
+        return
+    code = getattr(getattr(what, "__func__", what), "__code__", None)
+    if code is not None:
+        _functions[code.co_filename, code.co_name] = None
 
 
 def _is_internal(function: Any) -> bool:

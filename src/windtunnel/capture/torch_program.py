@@ -24,7 +24,7 @@ from windtunnel.capture.torch_engine_threads import is_missing_threads, start_th
 from windtunnel.capture.torch_storage import sim_of
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
-__all__ = ["EnoughSteps", "install_program"]
+__all__ = ["EnoughSteps", "install_program", "module_path"]
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _PATH, _STARTED, _LAST = "_windtunnel_path", "_windtunnel_started", "_windtunnel_last"
@@ -32,6 +32,11 @@ _PATH, _STARTED, _LAST = "_windtunnel_path", "_windtunnel_started", "_windtunnel
 
 class EnoughSteps(BaseException):
     """Raised after the last wanted step; not an Exception, so that scripts' own handlers let it through."""
+
+
+def module_path(module: torch.nn.Module) -> int | None:
+    """The name of a module, as an index; None if nothing has called it yet."""
+    return module.__dict__.get(_PATH)
 
 
 def install_program(recorder: Recorder) -> None:
