@@ -85,6 +85,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
         ],
         "notices": list(recorder.notices),
         "n_ops": recorder.n_ops,
+        "compiled": torch_compile.compiled_parts(recorder),
     }
     writer.close(outcome)
     return outcome
