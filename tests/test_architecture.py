@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timing": {"events"},
     "remat": {"events", "memory", "timing"},
     "probe": set(),
-    "report": {"cluster", "events", "memory", "probe", "remat"},
+    "report": {"cluster", "events", "memory", "probe", "remat", "timing"},
     "commands": {"capture", "cluster", "events", "memory", "probe", "remat", "report", "timing"},
 }
 # Files beside the rooms that any file may import; they import only each other.

@@ -2,12 +2,13 @@
 
     recording, Durations ──> rows that take time or wait ──> StepProgram
 
-What happened while the model was built is left out. Calls are still counted from the start, so that peers agree on
-which call is which.
+What happened while the model was built takes no time here. Its calls are kept, since one rank may still build while
+its peer has begun: stages of a pipeline tell each other their shapes like that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from windtunnel.events.model import Kind, Phase, Recording
 
 __all__ = ["Durations", "is_recomputed", "program_of"]
 
+_WITH_PEER = ("c10d.send", "c10d.recv")
+_MEETS = (Kind.COLLECTIVE, Kind.WAIT)  # what others wait for
 _WORK = np.zeros(256, np.uint8)
 for _kind, _work in (
     (Kind.OP, Work.KERNEL), (Kind.COLLECTIVE, Work.COLLECTIVE), (Kind.WAIT, Work.WAIT), (Kind.SYNC, Work.SYNC),
@@ -30,62 +33,47 @@ for _kind, _work in (
 class Durations:
     """Seconds of everything in one recording."""
 
-    device: np.ndarray  # float64 [signature]: on the device
-    host_forward: np.ndarray  # float64 [signature]: of the program's thread
-    host_backward: np.ndarray  # float64 [signature]: of autograd's thread
-    calls: dict[tuple[int, int], float]  # (group id, signature) -> seconds on the network
-    per_call: float = 0.0  # host seconds of starting a collective
-    per_module: float = 0.0  # host seconds of calling a module
+    seconds: np.ndarray  # float64 [row]: on the device
+    host_seconds: np.ndarray  # float64 [row]: of the thread that asks
+    calls: Mapping[tuple[int, int], float]  # (group id, signature) -> seconds on the network
 
 
 def program_of(
     recording: Recording, rank: int, durations: Durations, *, is_synchronous: bool = False
 ) -> StepProgram:
-    """The program of one rank, from the first row after the model was built."""
+    """The program of one rank; nothing before the first row after the model was built takes time."""
     columns = recording.columns
-    kind = columns["kind"]
-    work = _WORK[kind]
-    is_host_op = (kind == Kind.OP) & (columns["device"] < 0)
-    keep = (work != 0) & ~is_host_op
-    if not durations.per_module:
-        keep &= kind != Kind.MODULE_ENTER
-    begun = np.flatnonzero(columns["phase"] != Phase.BUILD)
-    keep[: int(begun[0]) if len(begun) else len(kind)] = False
+    work = _WORK[columns["kind"]]
+    keep = work != 0
+    keep &= ~((columns["kind"] == Kind.OP) & (columns["device"] < 0))  # host tensors beside a device
+    keep &= (columns["kind"] != Kind.MODULE_ENTER) | (durations.host_seconds > 0)
+    after_build = columns["phase"] != Phase.BUILD
+    begun = int(np.argmax(after_build)) if after_build.any() else len(keep)
+    keep[:begun] &= np.isin(columns["kind"][:begun], _MEETS)
     rows = np.flatnonzero(keep)
-    work, kind = work[rows], kind[rows]
-    value, extra = columns["value"][rows], columns["extra"][rows]
-    is_op, is_call = kind == Kind.OP, kind == Kind.COLLECTIVE
-
-    seconds, host = np.zeros(len(rows)), np.zeros(len(rows))
-    seconds[is_op] = durations.device[value[is_op]]
-    is_backward = columns["phase"][rows] == Phase.BACKWARD
-    for mask, table in (
-        (is_op & ~is_backward, durations.host_forward),
-        (is_op & is_backward, durations.host_backward),
-    ):
-        host[mask] = table[value[mask]]
-    work[is_op & (seconds <= 0)] = Work.HOST
-    host[is_call] = durations.per_call
-    host[kind == Kind.MODULE_ENTER] = durations.per_module
+    work, kind = work[rows], columns["kind"][rows]
+    is_built = rows >= begun
+    seconds, host = durations.seconds[rows] * is_built, durations.host_seconds[rows] * is_built
+    work[(kind == Kind.OP) & (seconds <= 0)] = Work.HOST
 
     groups, names, index_of = _groups(recording, rank)
     group, peer = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
-    sequences = _sequences(recording)
-    sequence = sequences[rows]
     peers = [_peer_of(s.scalars) for s in recording.signatures]
+    is_call = kind == Kind.COLLECTIVE
+    value, extra = columns["value"][rows], columns["extra"][rows]
     for at in np.flatnonzero(is_call).tolist():
         signature, id = int(value[at]), int(extra[at])
-        seconds[at] = durations.calls.get((id, signature), 0.0)
+        seconds[at] = durations.calls.get((id, signature), 0.0) * is_built[at]
         group[at] = index_of.get(id, -1)
         name = recording.signatures[signature].name
-        if name in ("c10d.send", "c10d.recv"):
+        if name in _WITH_PEER:
             work[at] = Work.SEND if name == "c10d.send" else Work.RECEIVE
             peer[at] = peers[signature]
     lone = is_call & ((group < 0) | np.isin(group, [i for i, ranks in enumerate(groups) if len(ranks) < 2]))
     work[lone] = Work.HOST  # a group of one: nothing travels
     return StepProgram(
         rank, rows, work, columns["stream"][rows].astype(np.int32), columns["subject"][rows], seconds, host, group, peer,
-        sequence, is_call & (columns["role"][rows] == 1), groups, names, is_synchronous,
+        _sequences(recording)[rows], is_call & (columns["role"][rows] == 1), groups, names, is_synchronous,
     )  # fmt: skip
 
 
@@ -132,7 +120,7 @@ def _sequences(recording: Recording) -> np.ndarray:
 
 
 def _way_of(name: str, scalars: str) -> str:
-    return f"{name} {_peer_of(scalars)}" if name in ("c10d.send", "c10d.recv") else ""
+    return f"{name} {_peer_of(scalars)}" if name in _WITH_PEER else ""
 
 
 def _peer_of(scalars: str) -> int:

@@ -19,9 +19,9 @@ from windtunnel.cluster.library_buffers import LibraryBuffers, library_buffers_o
 from windtunnel.cluster.talk import RankTalk, talk_of
 from windtunnel.commands.executor import INTERRUPTED
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
+from windtunnel.commands.rank_recording import recording_of
 from windtunnel.commands.request import RunRequest
 from windtunnel.errors import CorruptFile, MissingFramework
-from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory, analyse_memory
@@ -52,7 +52,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         usable_memory_bytes=request.device.usable_bytes,
     )
     try:
-        recording = read_recording(task.recording_path)
+        recording, workspace_notes = recording_of(request, task.recording_path)
     except CorruptFile:
         return Finding(replace(result, status="failed", error=_last_words(task, code)), None, code)
     outcome = recording.footer
@@ -70,7 +70,12 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
             UnknownValue(u["where"], u["what"], u["value"], u["count"])
             for u in outcome.get("unknown_values", ())
         ),
-        notes=(*result.notes, *outcome.get("notices", ()), *_remarks(request, steps, error)),
+        notes=(
+            *result.notes,
+            *workspace_notes,
+            *outcome.get("notices", ()),
+            *_remarks(request, steps, error),
+        ),
     )
     talk = talk_of(recording, task.rank, task.world_size) if error is None and task.world_size > 1 else None
     return Finding(result, talk, code)

@@ -13,6 +13,8 @@ from windtunnel.capture.task import RankTask
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator
+from windtunnel.memory.workspace import WorkspaceTable
+from windtunnel.timing.network import network_of
 
 __all__ = ["RunRequest", "check_request", "conf_of_environment", "task_of"]
 
@@ -48,6 +50,11 @@ class RunRequest:
     executor: str = "local"  # or "ray", "ray:ADDRESS"
     counts_library_buffers: bool = False  # NCCL's or HCCL's own memory leaves less for the allocator
     is_recording_saves: bool = False  # what autograd saves as well, for rematerialisation
+    workspace_file: Path | None = None  # models of workspaces of the user's own
+    network: str | None = None  # figures of the network between cards, or a TOML file of them
+    is_measuring: bool = False  # operators are timed on the device of this machine
+    tokens_per_step: int | None = None  # None: counted
+    trace_ranks: tuple[int, ...] | None = None  # None: a few
 
     @property
     def is_list(self) -> bool:
@@ -64,9 +71,10 @@ def conf_of_environment(allocator: str) -> str:
 def check_request(request: RunRequest) -> None:
     """Say what is wrong now, not after the run."""
     if request.level not in (0, 1, 2, 3):
-        raise UsageError(f"there is no level {request.level}", hint="use level 0 (runs) or 1 (memory)")
-    if request.level > 1:
-        raise UsageError(f"level {request.level} is not built yet", hint="use level 0 (runs) or 1 (memory)")
+        raise UsageError(
+            f"there is no level {request.level}",
+            hint="use 0 (runs), 1 (memory), 2 (and workspace) or 3 (and time)",
+        )
     if request.max_steps is not None and request.max_steps < 1:
         raise UsageError(
             f"steps is {request.max_steps}, and a run has at least 1",
@@ -79,6 +87,7 @@ def check_request(request: RunRequest) -> None:
             f"there is no executor {request.executor!r}", hint="use local, ray, or ray:ADDRESS of a cluster"
         )
     _check_ranks(request)
+    _check_time(request)
     Allocator.from_spec(request.allocator, conf=request.allocator_conf)
 
 
@@ -97,6 +106,28 @@ def _check_ranks(request: RunRequest) -> None:
             f"there is no rank {wrong[0]}: world size {n_cards} has ranks 0 to {n_cards - 1}",
             hint=f"raise --world-size to {wrong[0] + 1} or more" if wrong[0] > 0 else "count ranks from 0",
         )
+
+
+def _check_time(request: RunRequest) -> None:
+    """Options of the upper levels: without effect below, and read now rather than after the run."""
+    given = {
+        "--workspace": (2, request.workspace_file is not None),
+        "--network": (3, request.network is not None),
+        "--measure": (3, request.is_measuring),
+        "--tokens-per-step": (3, request.tokens_per_step is not None),
+        "--trace-ranks": (3, request.trace_ranks is not None),
+    }
+    for option, (level, is_given) in given.items():
+        if is_given and request.level < level:
+            raise UsageError(f"{option} has no effect at level {request.level}", hint=f"add --level {level}")
+    if request.tokens_per_step is not None and request.tokens_per_step < 1:
+        raise UsageError(
+            f"tokens per step is {request.tokens_per_step}, and at least 1 is needed", hint="leave it out"
+        )
+    if request.workspace_file is not None:
+        WorkspaceTable.built_in().with_file(request.workspace_file)
+    if request.level >= 3 and request.world_size > 1:
+        network_of(request.device, request.nproc_per_node, request.network)
 
 
 def task_of(request: RunRequest, rank: int) -> RankTask:

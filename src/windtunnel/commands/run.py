@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "windtunnel run [options] script.py [script arguments...]"
     add = parser.add_argument
     add("--level", type=int, metavar="{0,1,2,3}",
-        help="0 builds and runs; 1 adds memory (default); 2 and 3 come later")  # fmt: skip
+        help="0 builds and runs; 1 adds memory (default); 2 the workspace of kernels; 3 time and a trace")  # fmt: skip
     add("--device", default=DEFAULT_DEVICE, metavar="NAME",
         help="accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="cards of the job")
@@ -51,6 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory-tracker", action="store_true",
         help="write memory_block.csv: one row per allocation, with the Python stack")  # fmt: skip
     add("--snapshot", action="store_true", help="write snapshot.pickle for torch's memory viewer")
+    add(
+        "--workspace",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with workspaces of kernels of your own (level 2)",
+    )
+    add("--network", metavar="FIGURES",
+        help="between cards, as in latency=5us,bandwidth=50GB/s,nics=8, or a TOML file (level 3)")  # fmt: skip
+    add("--measure", action="store_true",
+        help="time operators on the device of this machine, as --device cpu always does (level 3)")  # fmt: skip
+    add(
+        "--tokens-per-step",
+        type=int,
+        metavar="N",
+        help="tokens of one step of the whole job (default: counted)",
+    )
+    add("--trace-ranks", metavar="LIST", help="ranks that get a trace, such as 0,8-11 (default: up to 8)")
     add("--library-buffers", action="store_true",
         help="take the estimated buffers of NCCL or HCCL off the usable memory")  # fmt: skip
     add(
@@ -84,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     prepare_folder(request.folder, args.force)
     console = Console(stderr=args.json, highlight=False)
     with Screen(console, request, shows_every_rank=args.verbose) as screen:
-        simulation = simulate(request, screen.on_line, screen.watch)
+        simulation = simulate(request, screen.on_line, screen.watch, screen.tell)
     screen.show_failures(simulation.result)
     try:
         if args.json:
@@ -109,7 +126,11 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
         lines.append(
             f"      windtunnel replay {folder}/rank{rank.rank}   (the same program under other allocators)"
         )
-    elif request.level == 0:
+    if rank is not None and rank.time is not None and rank.time.trace:
+        lines.append(
+            f"      open {folder}/trace.html, or drop {folder}/{rank.time.trace} on ui.perfetto.dev   (the trace)"
+        )
+    if request.level == 0:
         lines[0] = f"\nnext: windtunnel run --force --level 1 {request.script}   (memory as well)"
     return "\n".join(lines)
 
@@ -146,6 +167,13 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         folder=Path(args.out),
         n_jobs=args.jobs,
         executor=args.executor,
+        workspace_file=args.workspace,
+        network=args.network,
+        is_measuring=args.measure,
+        tokens_per_step=args.tokens_per_step,
+        trace_ranks=None
+        if args.trace_ranks is None
+        else tuple(_rank_list(args.trace_ranks, "--trace-ranks")),
     )
     check_request(request)
     return request
@@ -199,19 +227,18 @@ def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...] | None:
     elif args.ranks == "all":
         chosen = list(range(world_size))
     else:
-        chosen = _rank_list(args.ranks)
+        chosen = _rank_list(args.ranks, "--ranks")
     return tuple(dict.fromkeys(chosen))
 
 
-def _rank_list(text: str) -> list[int]:
+def _rank_list(text: str, option: str) -> list[int]:
     chosen: list[int] = []
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         is_range = bool(dash)
         if not first.isdecimal() or (is_range and not (last.isdecimal() and int(first) <= int(last))):
-            raise UsageError(
-                f"cannot read --ranks {text!r}", hint="write auto, all, or a list such as 0,3,8-15"
-            )
+            words = "auto, all, or " if option == "--ranks" else ""
+            raise UsageError(f"cannot read {option} {text!r}", hint=f"write {words}a list such as 0,3,8-15")
         chosen += range(int(first), int(last) + 1) if is_range else [int(first)]
     return chosen
 

@@ -47,6 +47,7 @@ class Screen:
         self._shown = None if shows_every_rank else {request.ranks[0] if request.ranks else 0}
         self._is_one_rank = request.ranks is not None and len(request.ranks) == 1
         self._world: WorldProgress | None = None
+        self._stage = ""  # what is done after the ranks have run
         self._started = time.monotonic()
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
@@ -77,6 +78,10 @@ class Screen:
     def watch(self, world: WorldProgress) -> None:
         """From now on, this is what progress is about."""
         self._world = world
+
+    def tell(self, stage: str) -> None:
+        """What is going on, now that the ranks have run."""
+        self._stage = stage
 
     def on_line(self, rank: int, text: str) -> None:
         if self._shown is None or rank in self._shown:
@@ -122,6 +127,8 @@ class Screen:
     def _progress(self) -> Text:
         request, world = self._request, self._world
         seconds = time.monotonic() - self._started
+        if self._stage:
+            return Text(f"{self._stage}, {seconds:.0f} s")
         n_steps = sum(list(world.steps.values())) if world is not None else 0
         if self._is_one_rank or world is None:
             what = f"rank {request.ranks[0]}" if request.ranks else "ranks"

@@ -26,8 +26,11 @@ from windtunnel.frameworks import load
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json_file import write_report
 from windtunnel.report.result import DeviceResult, RankResult, RunResult, failed_rank, same_as
+from windtunnel.report.time_result import TimeResult
 
 __all__ = ["Simulation", "simulate", "summarise"]
+
+Tell = Callable[[str], None]
 
 _FEW_RANKS = 4  # each of which gets a picture
 
@@ -50,10 +53,15 @@ class Simulation:
         return 0 if self.result.fits else 4
 
 
-def simulate(request: RunRequest, on_line: OnLine, watch: Callable[[WorldProgress], None]) -> Simulation:
+def simulate(
+    request: RunRequest,
+    on_line: OnLine,
+    watch: Callable[[WorldProgress], None],
+    tell: Tell = lambda text: None,
+) -> Simulation:
     """Run as many ranks as the request takes, and write the files of the run.
 
-    `on_line` gets what scripts print, `watch` once what to look at while ranks run.
+    `on_line` gets what scripts print, `watch` once what to look at while ranks run, `tell` what is done after that.
     """
     events: Events = Events()
     is_local = request.executor == "local"
@@ -87,7 +95,7 @@ def simulate(request: RunRequest, on_line: OnLine, watch: Callable[[WorldProgres
             drawn, is_interrupted = {}, True  # the report is worth more than its pictures
     for rank, notes in drawn.items():
         reported[rank] = _noted(reported[rank], notes)
-    simulation = summarise(request, reported, representative, mismatches)
+    simulation = summarise(request, reported, representative, mismatches, tell)
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
     return simulation
@@ -98,12 +106,14 @@ def summarise(
     findings: Mapping[int, Finding],
     representative: Mapping[int, int],
     mismatches: tuple[Mismatch, ...] = (),
+    tell: Tell = lambda text: None,
 ) -> Simulation:
-    """Put the ranks together, and write report.json whatever happened to them."""
+    """Put the ranks together, time them at level 3, and write report.json whatever happened to them."""
+    findings, time = _timed(request, findings, representative, mismatches, tell)
     results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
     device = DeviceResult(request.device.id, request.device.memory_bytes)
     result = RunResult(
-        __version__, request.level, request.world_size, device, request.allocator, results, mismatches
+        __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time
     )
     codes = [finding.code for finding in findings.values()]
     try:
@@ -116,6 +126,31 @@ def summarise(
         result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in results))
         codes.append(CANNOT_RECORD)
     return Simulation(result, tuple(codes))
+
+
+def _timed(
+    request: RunRequest,
+    findings: Mapping[int, Finding],
+    representative: Mapping[int, int],
+    mismatches: tuple[Mismatch, ...],
+    tell: Tell,
+) -> tuple[Mapping[int, Finding], TimeResult | None]:
+    """Add what level 3 finds; ranks that would wait for ever have no time."""
+    if request.level < 3 or mismatches:
+        return findings, None
+    results = {rank: finding.result for rank, finding in findings.items()}
+    from windtunnel.commands.time_stage import time_run
+
+    timed = time_run(request, results, representative, tell)
+    if timed is None:
+        return findings, None
+    changed = {
+        rank: replace(
+            f, result=replace(f.result, time=timed.ranks.get(rank), step_time_us=timed.step_us.get(rank))
+        )
+        for rank, f in findings.items()
+    }
+    return changed, timed.time
 
 
 def _result_of(rank: int, findings: Mapping[int, Finding], representative: Mapping[int, int]) -> RankResult:

@@ -21,6 +21,12 @@ from windtunnel.cluster.matching import Mismatch
 from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.report.json_time import (
+    rank_time_document,
+    rank_time_of_document,
+    time_document,
+    time_of_document,
+)
 from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
 
 __all__ = ["read_report", "report_text", "write_report"]
@@ -40,6 +46,7 @@ def report_text(result: RunResult) -> str:
         "allocator": result.allocator,
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
+        "time": time_document(result.time),
     }
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
@@ -78,6 +85,7 @@ def read_report(path: Path) -> RunResult:
             mismatches=tuple(
                 Mismatch(tuple(found["ranks"]), found["sentence"]) for found in document.get("mismatches", ())
             ),
+            time=time_of_document(document.get("time")),
         )
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
@@ -97,6 +105,7 @@ def _rank_document(rank: RankResult) -> dict[str, Any]:
     document["largest_at_peak"] = [_bytes_named(asdict(tensors)) for tensors in rank.largest_at_peak]
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
     document["notes"] = list(rank.notes)
+    document["time"] = rank_time_document(rank.time)
     return document
 
 
@@ -123,6 +132,7 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     known["largest_at_peak"] = tuple(_tensors_of(entry) for entry in document.get("largest_at_peak", ()))
     known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
     known["notes"] = tuple(document.get("notes", ()))
+    known["time"] = rank_time_of_document(document.get("time"))
     return RankResult(**known)
 
 

@@ -15,6 +15,7 @@ from windtunnel.cluster.matching import Mismatch
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.report.time_result import RankTimeResult, TimeResult
 
 __all__ = [
     "DeviceResult",
@@ -78,6 +79,7 @@ class RankResult:
     timeline: Timeline | None = None
     library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, beside the peak
     notes: tuple[str, ...] = ()
+    time: RankTimeResult | None = None  # level 3
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class RunResult:
     allocator: str
     ranks: tuple[RankResult, ...]
     mismatches: tuple[Mismatch, ...] = ()  # ranks that would wait for each other for ever
+    time: TimeResult | None = None  # level 3
 
     @property
     def fits(self) -> bool:
@@ -150,6 +153,7 @@ def same_as(rank: int, representative: RankResult) -> RankResult:
         largest_at_peak=(),
         timeline=None,
         notes=(),
+        time=None,
     )
 
 

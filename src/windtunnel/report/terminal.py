@@ -23,6 +23,7 @@ from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
 from windtunnel.report.ranks_table import members_of, ranks_table
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
+from windtunnel.report.time_table import time_parts
 from windtunnel.report.verdict import verdict
 from windtunnel.units import format_bytes, format_us
 
@@ -79,6 +80,7 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
             parts += _titled("By module at the peak", _module_table(rank))
             parts += _titled("Largest tensors at the peak", _tensor_table(rank))
             parts += _graph(rank, pencils)
+    parts += time_parts(result)
     if rank is not None and rank.unknown_values:
         title = "Values a simulated device cannot know (set them with windtunnel.mock)"
         parts += _titled(title, _unknown_table(rank))

@@ -1,7 +1,7 @@
 """What an operator costs: the one answer that every source of times gives.
 
-    Roofline (a named device) ──┐
-    MeasuredCosts (this one) ───┴──> OpCost by signature ──> cluster.program ──> the timeline
+Roofline (a named device) ──┐
+MeasuredCosts (this one) ───┴──> OpCost by signature ──> cluster.program ──> the timeline
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from windtunnel.events.model import Signature
 
-__all__ = ["Basis", "CostSource", "OpCost"]
+__all__ = ["Basis", "CostSource", "HostCosts", "OpCost"]
 
 
 class Basis(Enum):
@@ -37,7 +37,28 @@ class OpCost:
     spread: float = 0.0  # of a measurement: (third quartile - first) / median
 
 
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """What the program's own thread spends beside operators."""
+
+    module_seconds: float = 0.0  # one call of a module
+    collective_seconds: float = 0.0  # to start one
+    sync_seconds: float = 0.0  # to notice that the device is done
+
+
 class CostSource(Protocol):
     """Costs of one device."""
 
+    @property
+    def host(self) -> HostCosts: ...
+
+    @property
+    def description(self) -> str:
+        """Where the times come from, for a person: "model of h100-80gb", "measured on this machine"."""
+        ...
+
     def cost(self, signature: Signature, *, is_backward: bool = False) -> OpCost: ...
+
+    def fused_cost(self, n_bytes: int) -> OpCost | None:
+        """One kernel that a compiler made of several operators and that moves this much; None: not known."""
+        ...

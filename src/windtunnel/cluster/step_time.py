@@ -1,0 +1,165 @@
+"""Where the time of a step goes, on every rank.
+
+    WorldTimeline ──> the last step of each rank: kernels, waiting for data, for peers, for the host ──> WorldTime
+
+Time is booked on the stream that works most: what other streams and the network do beside it is hidden, and only
+shows as far as that stream stands still for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from windtunnel.cluster.axes import axis_label
+from windtunnel.cluster.program import RankTimeline, Work
+from windtunnel.cluster.timeline import WorldTimeline
+
+__all__ = ["RankTime", "WorldTime", "step_window", "time_of"]
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """One rank's steady step, in seconds. What is booked adds up to `step_seconds`."""
+
+    rank: int
+    step_seconds: float
+    compute_seconds: float  # kernels on the stream that works most
+    exposed_seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # axis -> data under way, nothing to do meanwhile
+    peers_seconds: dict[str, float] = field(
+        default_factory=dict
+    )  # axis -> waiting until slower ranks come to a call
+    bubble_seconds: float = 0.0  # waiting for another stage to send or to receive
+    streams_seconds: float = 0.0  # waiting for kernels of other streams
+    host_seconds: float = 0.0  # the program had not asked for anything yet
+    network_seconds: dict[str, float] = field(default_factory=dict)  # axis -> data under way, hidden or not
+
+    @property
+    def waiting_for_others(self) -> float:
+        return self.bubble_seconds + sum(self.peers_seconds.values())
+
+
+@dataclass(frozen=True)
+class WorldTime:
+    """The whole job."""
+
+    step_seconds: float  # steady: the median of the steps after the first
+    warm_up_seconds: (
+        float | None
+    )  # the first step, which allocates and does what is done once; None: the only step
+    all_steps: tuple[float, ...]
+    ranks: dict[int, RankTime]  # the ranks that were played
+
+    @property
+    def bubble_share(self) -> float:
+        """Of the step, over all ranks played: standing still for another stage."""
+        whole = sum(rank.step_seconds for rank in self.ranks.values())
+        return sum(rank.bubble_seconds for rank in self.ranks.values()) / whole if whole else 0.0
+
+    @property
+    def slowest(self) -> RankTime | None:
+        """The rank that the others wait for: it waits least for them."""
+        return max(
+            self.ranks.values(), key=lambda r: (r.step_seconds - r.waiting_for_others, -r.rank), default=None
+        )
+
+
+def time_of(world: WorldTimeline) -> WorldTime:
+    n_steps = min((len(rank.step_ends) for rank in world.ranks.values()), default=0)
+    ends = (
+        np.array([rank.step_ends[:n_steps] for rank in world.ranks.values()]).max(axis=0) if n_steps else []
+    )
+    if not n_steps:  # a program without an optimizer: all of it is one step
+        whole = max((_last(rank) for rank in world.ranks.values()), default=0.0)
+        ends = np.array([whole])
+    steps = np.diff(ends, prepend=0.0)
+    steady = float(np.median(steps[1:])) if len(steps) > 1 else float(steps[0])
+    warm_up = float(steps[0]) if len(steps) > 1 else None
+    ranks = {number: _rank_time(timeline) for number, timeline in world.ranks.items()}
+    return WorldTime(steady, warm_up, tuple(steps.tolist()), ranks)
+
+
+def step_window(timeline: RankTimeline) -> tuple[float, float]:
+    """When the last step of a rank began and ended."""
+    ends = timeline.step_ends
+    if not len(ends):
+        return 0.0, _last(timeline)
+    return (float(ends[-2]) if len(ends) > 1 else 0.0), float(ends[-1])
+
+
+def _last(timeline: RankTimeline) -> float:
+    known = [float(np.nanmax(a)) for a in (timeline.end, timeline.issued) if len(a) and not np.isnan(a).all()]
+    return max(known, default=0.0)
+
+
+def _rank_time(timeline: RankTimeline) -> RankTime:
+    first, last = step_window(timeline)
+    program = timeline.program
+    is_kernel = program.work == Work.KERNEL
+    busy = np.where(is_kernel, _overlap(timeline.start, timeline.end, first, last), 0.0)
+    by_lane = np.bincount(timeline.lane, weights=busy, minlength=len(timeline.lanes))
+    main = int(by_lane.argmax())
+    axes = [axis_label(name, ranks) for name, ranks in zip(program.group_names, program.groups, strict=True)]
+    booked = _Booked()
+    stalls = timeline.stalls
+    number = 0 if program.is_synchronous else timeline.lanes[main].number
+    mine = np.flatnonzero(stalls.stream == number)
+    for start, end, cause in zip(
+        stalls.start[mine].tolist(), stalls.end[mine].tolist(), stalls.cause[mine].tolist(), strict=True
+    ):
+        start, end = max(start, first), min(end, last)
+        if end > start:
+            booked.add(timeline, axes, start, end, cause)
+    compute = float(by_lane[main]) if len(by_lane) else 0.0
+    rest = (last - first) - compute - booked.total
+    return RankTime(
+        timeline.rank, last - first, compute, dict(booked.exposed), dict(booked.peers), booked.bubble,
+        booked.streams, max(rest, 0.0), _network(timeline, axes, first, last),
+    )  # fmt: skip
+
+
+class _Booked:
+    """Times a stream stood still, by what it stood still for."""
+
+    def __init__(self) -> None:
+        self.exposed: defaultdict[str, float] = defaultdict(float)
+        self.peers: defaultdict[str, float] = defaultdict(float)
+        self.bubble = self.streams = self.total = 0.0
+
+    def add(self, timeline: RankTimeline, axes: list[str], start: float, end: float, cause: int) -> None:
+        self.total += end - start
+        if cause < 0:
+            self.streams += end - start
+            return
+        program = timeline.program
+        met, done = timeline.start[cause], timeline.end[cause]
+        for_peers = max(0.0, min(end, met) - start)
+        under_way = max(0.0, min(end, done) - max(start, met))
+        axis = axes[program.group[cause]]
+        if program.work[cause] == Work.COLLECTIVE:
+            self.peers[axis] += for_peers
+        else:
+            self.bubble += for_peers
+        self.exposed[axis] += under_way
+        self.streams += (
+            end - start - for_peers - under_way
+        )  # kernels that followed the data on another stream
+
+
+def _network(timeline: RankTimeline, axes: list[str], first: float, last: float) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    program = timeline.program
+    calls = np.flatnonzero(np.isin(program.work, (Work.COLLECTIVE, Work.SEND, Work.RECEIVE)))
+    seconds = _overlap(timeline.start[calls], timeline.end[calls], first, last)
+    for group, each in zip(program.group[calls].tolist(), seconds.tolist(), strict=True):
+        found[axes[group]] += each
+    return dict(found)
+
+
+def _overlap(start: np.ndarray, end: np.ndarray, first: float, last: float) -> np.ndarray:
+    """How much of each interval lies between two moments; nothing of those that are not known."""
+    return np.nan_to_num(np.maximum(np.minimum(end, last) - np.maximum(start, first), 0.0))

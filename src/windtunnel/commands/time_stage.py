@@ -1,0 +1,225 @@
+"""Level 3: from the recordings of the simulated ranks to the time of a step on the whole cluster.
+
+    recordings ──> costs of their rows, times of their calls ──> a program per rank ──> one timeline
+                                                     ──> where the time goes ──> TimeResult, traces
+
+One process does all of it: what costs time here is one pass over each distinct rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from windtunnel.cluster.data_shards import n_data_shards, shared_groups
+from windtunnel.cluster.program import StepProgram, Work
+from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
+from windtunnel.cluster.step_time import WorldTime, time_of
+from windtunnel.cluster.timeline import WorldTimeline, replay_world
+from windtunnel.commands.call_times import call_seconds
+from windtunnel.commands.cost_source import cost_source
+from windtunnel.commands.rank_recording import recording_of
+from windtunnel.commands.request import RunRequest, task_of
+from windtunnel.commands.trace_stage import write_traces
+from windtunnel.devices import DeviceProfile
+from windtunnel.events.model import Recording
+from windtunnel.report.result import RankResult
+from windtunnel.report.time_result import RankTimeResult, TimeResult
+from windtunnel.report.time_verdict import bound_by, slowest_why
+from windtunnel.timing.network import Network, network_of
+from windtunnel.timing.row_costs import RowCosts, row_costs
+from windtunnel.timing.step_profile import StepProfile, profile_of, tokens_of
+
+__all__ = ["Timed", "time_run"]
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What level 3 adds to a run."""
+
+    time: TimeResult
+    ranks: dict[int, RankTimeResult]
+    step_us: dict[int, float]  # of every rank that was timed
+
+
+@dataclass(frozen=True)
+class _Rank:
+    recording: Recording
+    costs: RowCosts
+    program: StepProgram
+    is_again: np.ndarray
+
+
+def time_run(
+    request: RunRequest,
+    results: Mapping[int, RankResult],
+    representative: Mapping[int, int],
+    tell: Callable[[str], None] = lambda text: None,
+) -> Timed | None:
+    """Time the ranks that ran to their end; None if there is none."""
+    recordings = _recordings(request, results)
+    if not recordings:
+        return None
+    source = cost_source(request, recordings.values(), tell)
+    network = (
+        network_of(request.device, request.nproc_per_node, request.network)
+        if request.world_size > 1
+        else None
+    )
+    ranks: dict[int, _Rank] = {}
+    for rank, recording in recordings.items():
+        tell(f"timing rank {rank}, {len(ranks) + 1} of {len(recordings)}")
+        ranks[rank] = _prepare(request, rank, recording, row_costs(recording, source), network)
+    tell(f"playing {len(ranks)} ranks together")
+    programs = {rank: each.program for rank, each in ranks.items()}
+    world = replay_world(programs, representative, request.world_size)
+    time = time_of(world)
+    played = {rank: each for rank, each in ranks.items() if rank in world.ranks}
+    profiles = {rank: _profile(each, world, rank) for rank, each in played.items()}
+    result = _summary(request, world, time, ranks, profiles, representative)
+    result = replace(result, source=source.description, network=network.description if network else "")
+    traces = write_traces(request, {r: e.recording for r, e in played.items()}, world, results, tell)
+    result = replace(result, notes=(*result.notes, *traces.notes))
+    timed = {
+        rank: RankTimeResult(time.ranks[rank], profile, traces.of(rank).file, traces.of(rank).n_left_out)
+        for rank, profile in profiles.items()
+    }
+    step_us = {rank: time.ranks[player].step_seconds * 1e6 for rank, player in world.image.items()}
+    return Timed(result, timed, step_us)
+
+
+def _recordings(request: RunRequest, results: Mapping[int, RankResult]) -> dict[int, Recording]:
+    wanted = [rank for rank, result in results.items() if result.status in ("ok", "oom")]
+    return {rank: recording_of(request, task_of(request, rank).recording_path)[0] for rank in sorted(wanted)}
+
+
+def _prepare(
+    request: RunRequest, rank: int, recording: Recording, costs: RowCosts, network: Network | None
+) -> _Rank:
+    calls = call_seconds(recording, network) if network is not None else {}
+    durations = Durations(costs.seconds, costs.host_seconds, calls)
+    program = program_of(recording, rank, durations, is_synchronous=request.device.kind == "cpu")
+    return _Rank(recording, costs, program, is_recomputed(recording))
+
+
+def _profile(rank: _Rank, world: WorldTimeline, number: int) -> StepProfile:
+    return profile_of(rank.recording, _step_rows(world, number), rank.costs, rank.is_again)
+
+
+def _step_rows(world: WorldTimeline, rank: int) -> np.ndarray:
+    """Rows of the recording that were asked for in the last step."""
+    timeline = world.ranks[rank]
+    steps = np.flatnonzero(timeline.program.work == Work.STEP)
+    first = int(steps[-2]) + 1 if len(steps) > 1 else 0
+    last = int(steps[-1]) + 1 if len(steps) else len(timeline.program)
+    return timeline.program.row[first:last]
+
+
+def _summary(
+    request: RunRequest,
+    world: WorldTimeline,
+    time: WorldTime,
+    ranks: Mapping[int, _Rank],
+    profiles: Mapping[int, StepProfile],
+    representative: Mapping[int, int],
+) -> TimeResult:
+    slowest = time.slowest
+    shown = profiles.get(slowest.rank) if slowest is not None else None
+    if slowest is not None and shown is None:  # a rank that plays another's program
+        shown = profiles.get(representative.get(slowest.rank, -1))
+    flops = {rank: (p.model_flops, p.hardware_flops) for rank, p in profiles.items()}
+    known = [flops[shown_by] for shown_by in representative.values() if shown_by in flops]
+    scale = request.world_size / len(known) if known else 0.0  # ranks that were not looked at: as the others
+    peak, peak_of = _peak(request.device)
+    tokens, basis = _tokens(request, ranks, world)
+    n = max(len(time.ranks), 1)
+    return TimeResult(
+        step_seconds=time.step_seconds,
+        warm_up_seconds=time.warm_up_seconds,
+        all_steps_seconds=time.all_steps,
+        source="",
+        tokens_per_step=tokens,
+        tokens_basis=basis,
+        tokens_per_second=tokens / time.step_seconds if tokens and time.step_seconds else None,
+        model_flops=int(sum(model for model, _ in known) * scale),
+        hardware_flops=int(sum(hardware for _, hardware in known) * scale),
+        peak_flops=peak * request.world_size,
+        peak_of=peak_of,
+        bubble_share=time.bubble_share,
+        exposed_seconds=_mean([rank.exposed_seconds for rank in time.ranks.values()], n),
+        peers_seconds=_mean([rank.peers_seconds for rank in time.ranks.values()], n),
+        slowest_rank=slowest.rank if slowest is not None else None,
+        slowest_why=slowest_why(time.ranks, slowest) if slowest is not None else "",
+        bound_by=bound_by(slowest, shown, is_cpu=request.device.kind == "cpu") if slowest and shown else "",
+        notes=tuple(_notes(request, world, time, shown)),
+    )
+
+
+def _peak(device: DeviceProfile) -> tuple[float, str]:
+    """Of one card: what model flops utilisation is a share of."""
+    if device.kind == "cpu":
+        return 0.0, ""  # nobody knows the peak of this CPU
+    if device.bf16_tflops >= device.fp16_tflops:
+        return device.bf16_tflops * 1e12, "bf16"
+    return device.fp16_tflops * 1e12, "fp16"
+
+
+def _tokens(request: RunRequest, ranks: Mapping[int, _Rank], world: WorldTimeline) -> tuple[int | None, str]:
+    if request.tokens_per_step is not None:
+        return request.tokens_per_step, "as --tokens-per-step says"
+    each = max(
+        (
+            tokens_of(r.recording, _step_rows(world, rank), r.is_again)
+            for rank, r in ranks.items()
+            if rank in world.ranks
+        ),
+        default=0,
+    )
+    if not each:
+        return None, ""
+    shared = {rank: shared_groups(r.recording, r.program) for rank, r in ranks.items()}
+    n_shards = n_data_shards({rank: r.program for rank, r in ranks.items()}, shared, request.world_size)
+    of = f" x {n_shards} data-parallel shards" if n_shards > 1 else ""
+    return each * n_shards, f"{each:,} looked up in the largest embedding{of}; --tokens-per-step sets it"
+
+
+def _mean(parts: list[dict[str, float]], n: int) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) / n for name in names}
+
+
+def _notes(
+    request: RunRequest, world: WorldTimeline, time: WorldTime, shown: StepProfile | None
+) -> list[str]:
+    notes = []
+    if time.warm_up_seconds is None:
+        notes.append("only one step ran: it contains what is done once; --steps 3 shows a steady one")
+    if shown is not None and shown.bounded:
+        named = ", ".join(f"{name} ({count})" for name, count in list(shown.bounded.items())[:_MOST_NAMED])
+        more = f" and {len(shown.bounded) - _MOST_NAMED} more" if len(shown.bounded) > _MOST_NAMED else ""
+        share = 100 * shown.bounded_seconds / (shown.seconds or 1.0)
+        notes.append(
+            f"no cost model is known for {named}{more}: taken as long as moving their bytes, {share:.1f} % of the kernels' time"
+        )
+    if shown is not None and shown.unsettled:
+        named = ", ".join(
+            f"{name} ({100 * s:.0f} %)" for name, s in list(shown.unsettled.items())[:_MOST_NAMED]
+        )
+        notes.append(f"these measurements did not settle (spread between the quartiles): {named}")
+    if world.n_alone:
+        notes.append(
+            f"{world.n_alone} sends and receives have a peer that was not simulated and is taken to be ready;"
+            " --ranks auto simulates all kinds of ranks"
+        )
+    if world.n_unmet:
+        notes.append(f"{world.n_unmet} calls were let through although their peers never came")
+    missing = request.world_size - len(world.image)
+    if missing:
+        notes.append(
+            f"{missing} of {request.world_size} ranks were not looked at: nobody waits for them here"
+        )
+    return notes

@@ -1,0 +1,94 @@
+"""What bounds the step, in one plain sentence, and why the slowest rank is slow.
+
+RankTime, StepProfile ──> shares of the step, largest first ──> sentence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from windtunnel.cluster.step_time import RankTime
+from windtunnel.timing.step_profile import StepProfile
+from windtunnel.units import format_us
+
+__all__ = ["bound_by", "slowest_why"]
+
+_ARITHMETIC = ("matmul", "attention", "conv", "rnn")  # classes that compute; the rest moves bytes
+_WORTH_NAMING = 0.05  # of the step
+_MUCH = 0.02  # more than the median rank
+_ADVICE = {
+    "arithmetic": "only faster arithmetic (a lower precision, fewer recomputations, more cards) makes it shorter",
+    "bytes": "fusing small operators (torch.compile, fused optimizers and norms) would make it shorter",
+    "network": "overlapping it, a faster network or a smaller group would make it shorter",
+    "bubble": "more micro-batches, or an interleaved or zero-bubble schedule, would make it shorter",
+    "peers": "balancing the ranks would make it shorter",
+    "host": "larger batches, torch.compile or CUDA graphs would make it shorter",
+    "streams": "moving that work off the critical path would make it shorter",
+}
+
+
+def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False) -> str:
+    """The largest part of the step of one rank, what else matters, and what would help."""
+    shares = _shares(time, profile)
+    ordered = sorted(shares.items(), key=lambda item: -item[1][0])
+    whole = time.step_seconds
+    if not whole or not ordered or not ordered[0][1][0]:
+        return "Nothing in the step takes time."
+    kind, (seconds, words) = ordered[0]
+    text = f"{_percent(seconds, whole)} of the step is {words}"
+    others = [f"{_percent(s, whole)} {w}" for _, (s, w) in ordered[1:4] if s >= _WORTH_NAMING * whole]
+    if others:
+        text += f"; {', '.join(others)}"
+    if kind == "host" and is_cpu:
+        return f"{text}."
+    return f"{text}; {_ADVICE[kind]}."
+
+
+def slowest_why(ranks: Mapping[int, RankTime], slowest: RankTime) -> str:
+    """What the slowest rank does more of than the others."""
+    if len(ranks) < 2:
+        return ""
+    own = slowest.step_seconds - slowest.waiting_for_others
+    others = sorted(r.step_seconds - r.waiting_for_others for r in ranks.values() if r.rank != slowest.rank)
+    median = others[len(others) // 2]
+    if own <= median * (1 + _MUCH):
+        return "all ranks are about as long at work"
+    parts = {
+        "computes": slowest.compute_seconds - _median([r.compute_seconds for r in ranks.values()]),
+        "waits for its own host": slowest.host_seconds - _median([r.host_seconds for r in ranks.values()]),
+        "has data under way": sum(slowest.exposed_seconds.values())
+        - _median([sum(r.exposed_seconds.values()) for r in ranks.values()]),
+    }
+    what = max(parts, key=lambda name: parts[name])
+    return (
+        f"it {what} {format_us(parts[what] * 1e6)} longer than the median rank, and is {_percent(own - median, median)}"
+        " longer at work than the others"
+    )
+
+
+def _shares(time: RankTime, profile: StepProfile) -> dict[str, tuple[float, str]]:
+    arithmetic = sum(s for name, s in profile.by_class.items() if name.startswith(_ARITHMETIC))
+    total = sum(profile.by_class.values()) or 1.0
+    computed = time.compute_seconds * arithmetic / total
+    axes = sorted(time.exposed_seconds, key=lambda axis: -time.exposed_seconds[axis])
+    worst = [axis for axis in axes if time.exposed_seconds[axis] > 0][:2]
+    return {
+        "arithmetic": (computed, "matrix products, convolutions and attention"),
+        "bytes": (time.compute_seconds - computed, "operators that move bytes rather than compute"),
+        "network": (
+            sum(time.exposed_seconds.values()), f"waiting for data under way ({', '.join(worst) or 'none'})",
+        ),
+        "bubble": (time.bubble_seconds, "waiting for other pipeline stages"),
+        "peers": (sum(time.peers_seconds.values()), "waiting for slower ranks"),
+        "host": (time.host_seconds, "the program itself, which does not ask for work fast enough"),
+        "streams": (time.streams_seconds, "waiting for other streams"),
+    }  # fmt: skip
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
