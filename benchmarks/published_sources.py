@@ -127,6 +127,7 @@ def titan_run(row: Row) -> PublishedRun:
         command += ("--loss-chunks", "8")
     metric = _METRICS[row.metric]
     n_params, layers, width = _LLAMAS[model]
+    embedding = width * (32000 if model.startswith("llama2") else 128256)  # counted in the first formula
     device = _titan_device(row)
     return PublishedRun(
         id=_id(row, model),
@@ -142,7 +143,8 @@ def titan_run(row: Row) -> PublishedRun:
         tokens_per_step_per_gpu=batch * seq_len / tp,
         notes=f"torchtitan of {date}",
         allocator="cuda-expandable" if date > "2024-04-01" and not device.startswith("mi300x") else None,
-        flops_per_token=6 * n_params + 12 * layers * width * seq_len,
+        flops_per_token=6 * (n_params + (embedding if date < "2024-06" else 0))
+        + 12 * layers * width * seq_len,
         peak_flops=312e12 if device.startswith("a100") else 989e12,
         is_compiled=is_compiled,
         quality=row.quality,
@@ -186,7 +188,9 @@ def _checkpointing_of(config: dict[str, Any], model: str) -> str:
         return "full"
     if "layer" in text:
         return "selective-layer"
-    if text.startswith(("selective", "eager sac")):
+    if text == "eager sac":
+        raise NotRunnable("a graph compiler's program, not eager FSDP2")
+    if text.startswith("selective"):
         return "selective-op"
     raise NotRunnable(f"its checkpointing {config['ac']!r} is not known")
 

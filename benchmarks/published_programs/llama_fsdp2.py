@@ -328,6 +328,9 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.backends.cuda.enable_cudnn_sdp(
+        False
+    )  # torch of that time took flash attention first, on Hopper too
     world = dist.get_world_size()
     mesh = init_device_mesh("cuda", (world // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
     model = build(args, mesh)

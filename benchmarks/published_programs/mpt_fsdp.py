@@ -197,6 +197,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.enable_cudnn_sdp(False)  # the runs took flash attention
     model, loss_fn = build(args), fused_cross_entropy()
     optimizer = DecoupledAdamW(model.parameters(), lr=1e-4)
     for step in range(args.steps):
