@@ -54,6 +54,7 @@ class DeviceProfile:
     link_gbs: float = 0.0  # of one device, one direction
     link_latency_us: float = 0.0  # of one hop
     link_gpus: int = 0  # devices that the link joins; 0: those of a node
+    link_wires: int = 0  # a mesh: peers that each have a wire of their own; 0: a switch gives a pair all of it
     nic_gbs: float = 0.0  # of one NIC, one direction
     nics: int = 0  # for 8 devices
     nic_latency_us: float = 0.0
