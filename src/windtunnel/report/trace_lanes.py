@@ -141,9 +141,7 @@ class _Builder:
             self.n_slices += len(part)
 
     def finish(self) -> LaneSlices:
-        empty = np.zeros(0, np.int64)
-        slices = join_slices(self.parts or [_slices(0, empty, empty, empty)])
-        return LaneSlices(tuple(self.tracks), slices, self.host_slice, self.device_slice)
+        return LaneSlices(tuple(self.tracks), join_slices(self.parts), self.host_slice, self.device_slice)
 
 
 def _slices(track: int, start: np.ndarray, end: np.ndarray, label: np.ndarray) -> Slices:

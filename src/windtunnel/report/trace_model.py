@@ -97,8 +97,16 @@ def to_ns(seconds: np.ndarray) -> np.ndarray:
 
 def join_slices(parts: Sequence[Slices]) -> Slices:
     """All of them as one table, in the order given."""
-    names = ("track", "start_ns", "end_ns", "label", "n_merged", "busy_ns")
-    return Slices(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    types = {
+        "track": "i4",
+        "start_ns": "i8",
+        "end_ns": "i8",
+        "label": "i4",
+        "n_merged": "i4",
+        "busy_ns": "i8",
+    }
+    columns = ([np.zeros(0, kind), *(getattr(part, name) for part in parts)] for name, kind in types.items())
+    return Slices(*map(np.concatenate, columns))
 
 
 def merge_traces(traces: Sequence[Trace]) -> Trace:

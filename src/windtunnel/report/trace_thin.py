@@ -25,7 +25,8 @@ def count_events(trace: Trace) -> int:
     """Events a file of it has: slices, both ends of arrows, points of counters, names of tracks."""
     n_arrows = sum(map(len, trace.arrows))
     n_points = sum(len(counter.time_ns) for counter in trace.counters)
-    return len(trace.slices) + 2 * n_arrows + n_points + 3 * len(trace.ranks) + 2 * len(trace.tracks)
+    n_names = 2 * len(trace.ranks) + 2 * len(trace.tracks) + (len(trace.ranks) + 1 if trace.left_out else 0)
+    return len(trace.slices) + 2 * n_arrows + n_points + n_names
 
 
 def only_step(whole: Trace, part: Trace, step: int) -> Trace:
