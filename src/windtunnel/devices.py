@@ -9,6 +9,7 @@ import difflib
 import os
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ class DeviceProfile:
     link_gbs: float = 0.0  # of one device, one direction
     link_latency_us: float = 0.0  # of one hop
     link_gpus: int = 0  # devices that the link joins; 0: those of a node
-    link_wires: int = 0  # a mesh: peers that each have a wire of their own; 0: a switch gives a pair all of it
+    link_wires: int = (
+        0  # a mesh: peers that each have a wire of their own; 0: a switch gives a pair all of it
+    )
     nic_gbs: float = 0.0  # of one NIC, one direction
     nics: int = 0  # for 8 devices
     nic_latency_us: float = 0.0
@@ -79,8 +82,12 @@ _ABOVE_ZERO = {
 
 def known_devices() -> dict[str, DeviceProfile]:
     """Every built-in device by id."""
-    table = tomllib.loads((Path(__file__).parent / "devices.toml").read_text(encoding="utf-8"))
-    return {id: _profile(id, device) for id, device in table.items()}
+    return {id: _profile(id, device) for id, device in _built_in().items()}
+
+
+@cache
+def _built_in() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((Path(__file__).parent / "devices.toml").read_text(encoding="utf-8"))
 
 
 def find_device(text: str) -> DeviceProfile:
