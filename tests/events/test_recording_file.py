@@ -25,6 +25,8 @@ from windtunnel.events.model import (
     Collective,
     EmptyCache,
     Event,
+    EventRecord,
+    EventWait,
     Frame,
     Free,
     Group,
@@ -62,10 +64,12 @@ EVENTS = {
     Free: st.builds(Free, ids, names, phases, streams, devices),
     Mark: st.builds(Mark, ids, roles, names),
     RecordStream: st.builds(RecordStream, ids, streams, devices),
-    Sync: st.builds(Sync, streams, devices),
+    Sync: st.builds(Sync, streams, devices, st.booleans()),
+    EventRecord: st.builds(EventRecord, ids, streams, devices),
+    EventWait: st.builds(EventWait, ids, streams, devices),
     EmptyCache: st.builds(EmptyCache, devices),
-    ModuleEnter: st.builds(ModuleEnter, names, phases),
-    ModuleExit: st.builds(ModuleExit, names, phases),
+    ModuleEnter: st.builds(ModuleEnter, names, phases, st.booleans()),
+    ModuleExit: st.builds(ModuleExit, names, phases, st.booleans()),
     Step: st.builds(Step, st.integers(1, 2**31)),
     Build: st.builds(Build, names, st.integers(0, 2**40)),
     Group: st.builds(Group, ids, storages, names, names, devices),
@@ -263,6 +267,8 @@ def _one_of_each():
         Return(8, (3,), (9,)),
         BackwardEnd(),
         Resize(12, 3),
+        EventRecord(4, 1),
+        EventWait(4, -1),
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.events.model import Kind, Recording
 from windtunnel.timing.collectives import collective_bytes, collective_seconds
-from windtunnel.timing.network import Network
+from windtunnel.timing.network import Network, host_network
 
 __all__ = ["call_seconds"]
 
@@ -19,12 +19,14 @@ _PREFIX = "c10d."
 def call_seconds(recording: Recording, network: Network) -> dict[tuple[int, int], float]:
     columns = recording.columns
     offsets, ranks = recording.inputs
+    rows = np.flatnonzero(columns["kind"] == Kind.GROUP).tolist()
     groups = {
-        int(columns["subject"][row]): tuple(ranks[offsets[row] : offsets[row + 1]].tolist())
-        for row in np.flatnonzero(columns["kind"] == Kind.GROUP).tolist()
+        int(columns["subject"][row]): tuple(ranks[offsets[row] : offsets[row + 1]].tolist()) for row in rows
     }
-    rows = columns["kind"] == Kind.COLLECTIVE
-    distinct = np.unique(np.stack([columns["extra"][rows], columns["value"][rows]], axis=1), axis=0)
+    on_host = {int(columns["subject"][row]) for row in rows if columns["device"][row] < 0}
+    through_host = host_network(network.ranks_per_node)
+    is_call = columns["kind"] == Kind.COLLECTIVE
+    distinct = np.unique(np.stack([columns["extra"][is_call], columns["value"][is_call]], axis=1), axis=0)
     found = {}
     for group, index in distinct.tolist():
         members, signature = groups.get(group, ()), recording.signatures[index]
@@ -34,7 +36,8 @@ def call_seconds(recording: Recording, network: Network) -> dict[tuple[int, int]
         n_bytes = collective_bytes(signature, len(members))
         if kind in ("send", "recv"):
             members = _ends(signature.scalars, members, int(recording.header.get("rank", members[0])))
-        found[group, index] = collective_seconds(kind, n_bytes, members, network).seconds
+        way = through_host if group in on_host else network
+        found[group, index] = collective_seconds(kind, n_bytes, members, way).seconds
     return found
 
 

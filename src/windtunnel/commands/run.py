@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default=DEFAULT_DEVICE, metavar="NAME",
         help="accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="cards of the job")
-    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 8)")
+    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 4)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="R", help="simulate this rank only")
     which.add_argument(

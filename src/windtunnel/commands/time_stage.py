@@ -81,7 +81,7 @@ def time_run(
     played = {rank: each for rank, each in ranks.items() if rank in world.ranks}
     profiles = {rank: _profile(each, world, rank) for rank, each in played.items()}
     result = _summary(request, world, time, ranks, profiles, representative)
-    result = replace(result, source=source.description, network=network.description if network else "")
+    result = replace(result, source=source.description, network=_words(network) if network else "")
     traces = write_traces(request, {r: e.recording for r, e in played.items()}, world, results, tell)
     result = replace(result, notes=(*result.notes, *traces.notes))
     timed = {
@@ -156,6 +156,13 @@ def _summary(
         slowest_why=slowest_why(time.ranks, slowest) if slowest is not None else "",
         bound_by=bound_by(slowest, shown, is_cpu=request.device.kind == "cpu") if slowest and shown else "",
         notes=tuple(_notes(request, world, time, shown)),
+    )
+
+
+def _words(network: Network) -> str:
+    link = f"{network.link or 'link'} {network.link_gbs:g} GB/s"
+    return (
+        f"{link} inside a node of {network.ranks_per_node}, {network.nics:g} NICs of {network.nic_gbs:g} GB/s"
     )
 
 

@@ -17,7 +17,7 @@ from windtunnel.report.trace_page import trace_page
 
 __all__ = ["Traces", "WrittenTrace", "write_traces"]
 
-_MOST_RANKS = 8  # that get a trace of their own unless they are named
+_MOST_RANKS = 4  # that get a trace of their own unless they are named
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ def _operator_table(shown: RankTimeResult) -> FittedTable:
     rows: list[tuple[Cell, ...]] = []
     for op in shown.profile.operators[:_TOP_OPERATORS]:
         reached = f"{op.tflops:.1f} Tflop/s" if op.tflops >= 0.1 else f"{op.gbs:.0f} GB/s"
-        shapes: Cell = (op.shapes, op.shapes.partition(", ")[0])
+        plain = [part.partition(" ")[0] for part in op.shapes.split(", ")]
+        shapes: Cell = (op.shapes, " · ".join(plain), " · ".join(plain[:2]), plain[0])
         rows.append(
             (op.op, _seconds(op.seconds), f"{100 * op.seconds / whole:.1f}%", str(op.count), reached, shapes)
         )
