@@ -1,47 +1,24 @@
-"""How long an operator takes on a device.
+"""Seconds of operators for planning: as measured where a real run has been measured, else by the roofline.
 
-    Signature, DeviceProfile ──> max(operations / peak, bytes / bandwidth) + launch ──> seconds
-    measured seconds by cost_key ──> CostTable ──> used instead, where there are any
-
-The roofline knows no kernel: it ranks operators well and predicts their sum roughly. Where a real run has been
-measured, its table replaces the guess operator by operator.
+Signature, DeviceProfile ──> roofline ──> seconds
+measured seconds by cost_key ──> CostTable ──> used instead, where there are any
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, prod
+from math import isfinite
 
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import CorruptFile
-from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.flops import base_name, flops_of
+from windtunnel.events.model import Signature
+from windtunnel.timing.roofline import roofline_of
+from windtunnel.timing.roofline_bytes import bytes_moved
 
 __all__ = ["CostTable", "bytes_moved", "cost_key", "op_seconds", "seconds_of"]
 
-_COMPUTE_EFFICIENCY = 0.55  # of the peak a good matrix kernel reaches on shapes as they come
-_BANDWIDTH_EFFICIENCY = 0.75
-_LAUNCH_S = {"cuda": 5e-6, "npu": 10e-6, "cpu": 1e-6}
-_UNKNOWN_FP32_SHARE = 1 / 16  # of the bf16 peak
 _FORMAT = 1
-
-_ITEM_BYTES = {
-    "float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
-    "float32": 4, "int32": 4, "uint32": 4, "complex32": 4,
-    "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2,
-}  # fmt: skip
-_HALF = ("float16", "bfloat16")
-_BYTE_WIDE = ("float8", "int8", "uint8")
-# They hand out another view of the same bytes, or none at all.
-_MOVE_NOTHING = frozenset(
-    """_conj _reshape_alias _unsafe_view alias as_strided chunk detach diagonal empty empty_like empty_strided expand
-    flatten imag lift_fresh narrow new_empty new_empty_strided permute real record_stream resize select set slice split
-    split_with_sizes squeeze t transpose unbind unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view
-    view_as view_as_complex view_as_real""".split()
-)
-# They read as many rows of a table as they return, not all of it.
-_LOOKUPS = frozenset("embedding gather index index_select take take_along_dim".split())
 
 
 def cost_key(name: str, shapes: Iterable[Sequence[int]]) -> str:
@@ -53,26 +30,8 @@ def cost_key(name: str, shapes: Iterable[Sequence[int]]) -> str:
 
 
 def op_seconds(signature: Signature, device: DeviceProfile) -> float:
-    """The roofline estimate for one operator."""
-    if base_name(signature.name) in _MOVE_NOTHING:
-        return 0.0
-    flops = flops_of(signature)
-    compute_s = flops / (_peak_flops(signature, device) * _COMPUTE_EFFICIENCY) if flops else 0.0
-    memory_s = bytes_moved(signature) / (device.bandwidth_gbs * 1e9 * _BANDWIDTH_EFFICIENCY)
-    return max(compute_s, memory_s) + _LAUNCH_S[device.kind]
-
-
-def bytes_moved(signature: Signature) -> int:
-    """Bytes an operator reads and writes, each tensor once."""
-    base = base_name(signature.name)
-    if base in _MOVE_NOTHING:
-        return 0
-    written = sum(map(_n_bytes, signature.outputs))
-    if base in _LOOKUPS:
-        return 2 * written + sum(_n_bytes(spec) for spec in signature.inputs[1:])
-    if not signature.outputs and signature.inputs:
-        written = _n_bytes(signature.inputs[0])  # in place
-    return written + sum(map(_n_bytes, signature.inputs))
+    """The roofline's estimate for one operator."""
+    return roofline_of(device).cost(signature).seconds
 
 
 class CostTable:
@@ -118,25 +77,3 @@ def seconds_of(
         measured = table.find_signature(signature) if table is not None else None
         found.append(op_seconds(signature, device) if measured is None else measured)
     return found
-
-
-def _peak_flops(signature: Signature, device: DeviceProfile) -> float:
-    """Operations per second the device could do in this type."""
-    dtype = signature.inputs[0].dtype if signature.inputs else "float32"
-    half = device.bf16_tflops * 1e12
-    if dtype in _HALF:
-        return half
-    if dtype.startswith(_BYTE_WIDE):
-        return 2 * half
-    full = device.fp32_tflops * 1e12 or half * _UNKNOWN_FP32_SHARE
-    if dtype == "float32":
-        # Convolutions use TF32 from Ampere on unless switched off; matrix products do not unless switched on.
-        is_tf32 = device.capability >= (8, 0) and "conv" in base_name(signature.name)
-        return max(full, half / 2) if is_tf32 else full
-    return full / 2
-
-
-def _n_bytes(spec: TensorSpec) -> int:
-    """Of the memory behind a tensor that is read: what is expanded lies there once."""
-    n = prod(size for size, stride in zip(spec.shape, spec.strides, strict=True) if stride or not size)
-    return n * _ITEM_BYTES.get(spec.dtype, 1)

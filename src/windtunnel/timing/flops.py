@@ -9,27 +9,47 @@ multiplication and an addition count as two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 from windtunnel.events.model import Signature
+from windtunnel.timing.op_classes import base_name
 
-__all__ = ["base_name", "flops_of"]
+__all__ = ["Attention", "arguments_of", "attention_of", "base_name", "flops_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What an attention kernel is asked for."""
+
+    n_heads: int  # of all sequences together
+    n_queries: int  # of one sequence
+    n_keys: int
+    width: int  # of a query and a key
+    value_width: int
+    n_products: float  # over width + value width, times two operations: 2 forward, 5 backward
+    is_causal: bool
+
+    @property
+    def flops(self) -> int:
+        """A causal mask leaves out half of the products when queries and keys are as long."""
+        both = self.width + self.value_width
+        flops = int(self.n_products * self.n_heads * self.n_queries * self.n_keys * both)
+        return flops // 2 if self.is_causal else flops
 
 
 def flops_of(signature: Signature) -> int:
+    if not signature.inputs:
+        return 0
+    if (attention := attention_of(signature)) is not None:
+        return attention.flops
     formula = _FORMULAS.get(base_name(signature.name))
-    if formula is None or not signature.inputs:
+    if formula is None:
         return 0
     try:
         return formula(signature)
     except (IndexError, ValueError):  # an overload with other arguments: counted by its bytes
         return 0
-
-
-def base_name(name: str) -> str:
-    """`addmm` of "aten.addmm_.default": one formula serves the in-place form too."""
-    parts = name.split(".")
-    return (parts[1] if len(parts) > 1 else name).rstrip("_")
 
 
 def _product(first: int) -> Callable[[Signature], int]:
@@ -51,7 +71,7 @@ def _linear(signature: Signature) -> int:
 def _convolution(signature: Signature) -> int:
     """Each weight meets each place of the output (of the input, if transposed)."""
     data, weight = signature.inputs[0].shape, signature.inputs[1].shape
-    arguments = _arguments(signature.scalars)
+    arguments = arguments_of(signature.scalars)
     is_transposed = len(arguments) > 6 and arguments[6] == "True"
     result = signature.outputs[0].shape if signature.outputs else data
     places = (data if is_transposed else result)[2:]
@@ -61,25 +81,59 @@ def _convolution(signature: Signature) -> int:
 def _convolution_backward(signature: Signature) -> int:
     """As much as forward for each of the two gradients that is wanted."""
     gradient, data, weight = (spec.shape for spec in signature.inputs[:3])
-    arguments = _arguments(signature.scalars)
+    arguments = arguments_of(signature.scalars)
     is_transposed = len(arguments) > 7 and arguments[7] == "True"
     places = (data if is_transposed else gradient)[2:]
     mask = arguments[10].strip("[]").split(",") if len(arguments) > 10 else ["True", "True"]
     return 2 * data[0] * prod(places) * prod(weight) * mask[:2].count("True")
 
 
-def _attention(n_products: float, first: int, causal_at: int) -> Callable[[Signature], int]:
-    """Products over query and key; a causal mask leaves out half of them when both are as long."""
-
-    def count(signature: Signature) -> int:
+def attention_of(signature: Signature) -> Attention | None:
+    """The geometry of an attention kernel; None for other operators."""
+    package, _, rest = signature.name.partition(".")
+    kernel = _ATTENTION.get(base_name(signature.name)) or _ATTENTION.get(f"{package}.{rest.split('.')[0]}")
+    if kernel is None:
+        return None
+    first, causal_at, layout, n_products = kernel
+    arguments = arguments_of(signature.scalars)
+    is_causal = len(arguments) > causal_at and arguments[causal_at] == "True"
+    try:
         query, key, value = (spec.shape for spec in signature.inputs[first : first + 3])
-        *batch, n_queries, width = query
-        flops = int(n_products * prod(batch) * n_queries * key[-2] * (width + value[-1]))
-        arguments = _arguments(signature.scalars)
-        is_causal = len(arguments) > causal_at and arguments[causal_at] == "True"
-        return flops // 2 if is_causal else flops
+        if layout == "npu":
+            return _npu_attention(query, key, arguments, n_products)
+        if layout == "bhsd":
+            *batch, n_queries, width = query
+            n_keys, heads = key[-2], prod(batch)
+        elif len(query) == 4:  # bshd
+            n_queries, n_keys, width = query[1], key[1], query[3]
+            heads = query[0] * query[2]
+        else:  # sequences one after the other: taken as equally long
+            n_sequences = max(signature.inputs[_OFFSETS[n_products]].shape[0] - 1, 1)
+            n_queries, n_keys, width = query[0] // n_sequences, key[0] // n_sequences, query[2]
+            heads = n_sequences * query[1]
+    except (IndexError, ValueError):  # an overload with other arguments
+        return None
+    return Attention(heads, n_queries, n_keys, width, value[-1], n_products, is_causal)
 
-    return count
+
+def _npu_attention(
+    query: tuple[int, ...], key: tuple[int, ...], arguments: list[str], n_products: float
+) -> Attention:
+    """`head_num` and the layout are arguments; a compressed mask (sparse_mode 2 or more) is causal."""
+    texts = [a for a in arguments if a not in ("_", "None")]
+    n_heads = int(next(a for a in texts if a.isdigit()))
+    layout = next(a.strip("'\"") for a in texts if a.strip("'\"") in _NPU_LAYOUTS)
+    length, batch = _NPU_LAYOUTS[layout]
+    n_sequences = query[batch] if batch >= 0 else 1
+    width = query[-1] // n_heads if layout in ("BSH", "SBH") else query[-1]
+    is_causal = any(a.startswith("sparse_mode=") and a[12:] not in ("0", "1") for a in texts)
+    return Attention(n_heads * n_sequences, query[length], key[length], width, width, n_products, is_causal)
+
+
+def _grouped(signature: Signature) -> int:
+    """Each row of `a` meets one of the groups' matrices; with two flat operands, groups share the inner dimension."""
+    a, b = signature.inputs[0].shape, signature.inputs[1].shape
+    return 2 * prod(a) * b[-1]
 
 
 def _recurrent(times: int) -> Callable[[Signature], int]:
@@ -93,7 +147,31 @@ def _recurrent(times: int) -> Callable[[Signature], int]:
     return count
 
 
-_FORWARD, _BACKWARD = 2, 5  # products of one attention, times two operations each, over width + value width
+_FORWARD, _BACKWARD = 2, 5
+_OFFSETS = {_FORWARD: 3, _BACKWARD: 7}  # where flash_attn's packed kernels have the places sequences begin
+_NPU_LAYOUTS = {"BSH": (1, 0), "SBH": (0, 1), "BNSD": (2, 0), "BSND": (1, 0), "TND": (0, -1)}  # length, batch
+
+# first of query, key, value among the inputs; which argument says causal; how they lie; products
+_ATTENTION: dict[str, tuple[int, int, str, int]] = {
+    "_scaled_dot_product_flash_attention": (0, 4, "bhsd", _FORWARD),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 4, "bhsd", _FORWARD),
+    "_scaled_dot_product_efficient_attention": (0, 6, "bhsd", _FORWARD),
+    "_scaled_dot_product_cudnn_attention": (0, 6, "bhsd", _FORWARD),
+    "_scaled_dot_product_fused_attention_overrideable": (0, 5, "bhsd", _FORWARD),
+    "_scaled_dot_product_flash_attention_backward": (1, 11, "bhsd", _BACKWARD),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (1, 7, "bhsd", _BACKWARD),
+    "_scaled_dot_product_efficient_attention_backward": (1, 11, "bhsd", _BACKWARD),
+    "_scaled_dot_product_cudnn_attention_backward": (1, 14, "bhsd", _BACKWARD),
+    "_scaled_dot_product_fused_attention_overrideable_backward": (1, 13, "bhsd", _BACKWARD),
+    "_flash_attn_forward": (0, 5, "bshd", _FORWARD),
+    "_flash_attn_backward": (1, 9, "bshd", _BACKWARD),
+    "_flash_attn_varlen_forward": (0, 9, "bshd", _FORWARD),
+    "_flash_attn_varlen_backward": (1, 13, "bshd", _BACKWARD),
+    "flex_attention.forward": (0, 99, "bhsd", _FORWARD),
+    "flex_attention.backward": (1, 99, "bhsd", _BACKWARD),
+    "npu_fusion_attention": (0, 99, "npu", _FORWARD),
+    "npu_fusion_attention_grad": (0, 99, "npu", _BACKWARD),
+}
 
 _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "mm": _product(0),
@@ -104,7 +182,8 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "vdot": _product(0),
     "_int_mm": _product(0),
     "_scaled_mm": _product(0),
-    "_grouped_mm": _product(0),
+    "_grouped_mm": _grouped,
+    "_scaled_grouped_mm": _grouped,
     "addmm": _product(1),
     "addmv": _product(1),
     "addbmm": _product(1),
@@ -120,16 +199,6 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "_slow_conv2d_forward": _convolution,
     "convolution_backward": _convolution_backward,
     "convolution_backward_overrideable": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _attention(_FORWARD, 0, 4),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(_FORWARD, 0, 4),
-    "_scaled_dot_product_efficient_attention": _attention(_FORWARD, 0, 6),
-    "_scaled_dot_product_cudnn_attention": _attention(_FORWARD, 0, 6),
-    "_scaled_dot_product_fused_attention_overrideable": _attention(_FORWARD, 0, 5),
-    "_scaled_dot_product_flash_attention_backward": _attention(_BACKWARD, 1, 11),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(_BACKWARD, 1, 7),
-    "_scaled_dot_product_efficient_attention_backward": _attention(_BACKWARD, 1, 11),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(_BACKWARD, 1, 14),
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention(_BACKWARD, 1, 13),
     "_cudnn_rnn": _recurrent(1),
     "_cudnn_rnn_backward": _recurrent(2),
     "mkldnn_rnn_layer": _recurrent(1),
@@ -137,7 +206,7 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
 }  # fmt: skip
 
 
-def _arguments(scalars: str) -> list[str]:
+def arguments_of(scalars: str) -> list[str]:
     """The top-level parts of "_,_,[1,1],False"."""
     parts, depth, start = [], 0, 0
     for i, letter in enumerate(scalars):
