@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.cluster.axes import axis_label
-from windtunnel.cluster.program import RankTimeline, Work
+from windtunnel.cluster.program import LaneKind, RankTimeline, Work
 from windtunnel.cluster.timeline import WorldTimeline
 
 __all__ = ["RankTime", "WorldTime", "step_window", "time_of"]
@@ -102,11 +102,10 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
     is_kernel = program.work == Work.KERNEL
     busy = np.where(is_kernel, _overlap(timeline.start, timeline.end, first, last), 0.0)
     by_lane = np.bincount(timeline.lane, weights=busy, minlength=len(timeline.lanes))
-    main = int(by_lane.argmax())
     axes = [axis_label(name, ranks) for name, ranks in zip(program.group_names, program.groups, strict=True)]
     booked = _Booked()
     stalls = timeline.stalls
-    number = 0 if program.is_synchronous else timeline.lanes[main].number
+    main, number = _main_stream(timeline, by_lane)
     mine = np.flatnonzero(stalls.stream == number)
     for start, end, cause in zip(
         stalls.start[mine].tolist(), stalls.end[mine].tolist(), stalls.cause[mine].tolist(), strict=True
@@ -114,12 +113,25 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
         start, end = max(start, first), min(end, last)
         if end > start:
             booked.add(timeline, axes, start, end, cause)
-    compute = float(by_lane[main]) if len(by_lane) else 0.0
+    compute = float(by_lane[main])
     rest = (last - first) - compute - booked.total
     return RankTime(
         timeline.rank, last - first, compute, dict(booked.exposed), dict(booked.peers), booked.bubble,
         booked.streams, max(rest, 0.0), _network(timeline, axes, first, last),
     )  # fmt: skip
+
+
+def _main_stream(timeline: RankTimeline, busy: np.ndarray) -> tuple[int, int]:
+    """Lane and number of the stream that works most, or of one that only waits for others, that waits longest."""
+    if timeline.program.is_synchronous:
+        return 0, 0  # the program does the work itself
+    stalls = timeline.stalls
+    waiting = {
+        n: (stalls.end - stalls.start)[stalls.stream == n].sum() for n in np.unique(stalls.stream).tolist()
+    }
+    streams = [i for i, lane in enumerate(timeline.lanes) if lane.kind == LaneKind.STREAM]
+    main = max(streams, key=lambda i: (busy[i], waiting.get(timeline.lanes[i].number, 0.0)), default=0)
+    return main, timeline.lanes[main].number
 
 
 class _Booked:
