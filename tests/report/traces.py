@@ -30,9 +30,10 @@ from windtunnel.events.model import (
     Sync,
     TensorSpec,
     Wait,
-)
+)from windtunnel.memory.analysis import Timeline
 
 US = 1e-6
+BAD = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"  # as a module may be called
 FRAMES = (Frame("/home/me/train.py", 41, "main"),)
 
 
@@ -183,6 +184,36 @@ def two_layers(n_steps: int = 1, rank: int = 0) -> Script:
         script.kernel("aten.add_.Tensor", 7)
         script.step()
     return script
+
+
+def two_ranks() -> list[tuple[Recording, RankTimeline]]:
+    """Three steps of data parallel training, the second rank slower, with a module that has a bad name."""
+    scripts = []
+    for rank, us in ((0, 40), (1, 90)):
+        script = Script(rank, groups=((0, 1),), group_names=("dp <b>",))
+        for _ in range(3):
+            script.enter("net")
+            script.enter(BAD)
+            script.kernel("aten.mm.default", us=us, host=4)
+            script.leave()
+            script.kernel("aten.layer_norm.default", us=15, host=4)
+            script.leave()
+            script.phase = Phase.BACKWARD
+            script.kernel("aten.mm_backward.default", us=2 * us, host=4, module=BAD)
+            script.collective(us=30)
+            script.phase = Phase.OPTIMIZER
+            script.kernel("aten.adam.default", us=12, host=4)
+            script.step()
+        scripts.append(script)
+    return play(*scripts)
+
+
+def some_memory(n_rows: int) -> Timeline:
+    """Bytes over a program of so many rows."""
+    live = np.array([1, 4, 2, 6, 3]) << 20
+    return Timeline(
+        np.linspace(0, n_rows, 5).astype(int), np.ones(5), live, live + (1 << 20), np.zeros((5, 8))
+    )
 
 
 def read_checked(path: Path) -> list[dict[str, Any]]:

@@ -59,27 +59,38 @@ def write_merged_trace(
     path: Path,
     ranks: Sequence[tuple[Recording, RankTimeline]],
     *,
+    memories: Sequence[Timeline | None] = (),
     step: int | None = None,
     max_events: int = MAX_EVENTS,
 ) -> TraceFile:
     """Write some ranks side by side, with arrows from sends to receives and from the last to join a collective."""
-    return _write(path, merged_trace(ranks, step=step, max_events=max_events))
+    return _write(path, merged_trace(ranks, memories=memories, step=step, max_events=max_events))
 
 
 def merged_trace(
-    ranks: Sequence[tuple[Recording, RankTimeline]], *, step: int | None = None, max_events: int = MAX_EVENTS
+    ranks: Sequence[tuple[Recording, RankTimeline]],
+    *,
+    memories: Sequence[Timeline | None] = (),
+    step: int | None = None,
+    max_events: int = MAX_EVENTS,
 ) -> Trace:
     """The trace of several ranks: every step, or one; beyond `max_events` the last whole one, thinned."""
-    trace = _side_by_side(ranks, step)
+    memories = memories or [None] * len(ranks)
+    trace = _side_by_side(ranks, memories, step)
     if count_events(trace) > max_events and step is None and ranks:
         last = last_whole_step(*ranks[0])
         if last is not None:
-            trace = only_step(trace, _side_by_side(ranks, last), last)
+            trace = only_step(trace, _side_by_side(ranks, memories, last), last)
     return thin(trace, max_events)
 
 
-def _side_by_side(ranks: Sequence[tuple[Recording, RankTimeline]], step: int | None) -> Trace:
-    found = [full_trace(recording, timeline, step=step) for recording, timeline in ranks]
+def _side_by_side(
+    ranks: Sequence[tuple[Recording, RankTimeline]], memories: Sequence[Timeline | None], step: int | None
+) -> Trace:
+    found = [
+        full_trace(recording, timeline, memory, step)
+        for (recording, timeline), memory in zip(ranks, memories, strict=True)
+    ]
     trace = merge_traces([each.trace for each in found])
     offsets = np.cumsum([0, *(len(each.trace.slices) for each in found)])
     pairs = np.array(list(peer_pairs([timeline for _, timeline in ranks])), np.int64).reshape(-1, 4)
@@ -125,8 +136,8 @@ def _metadata(trace: Trace) -> Iterator[str]:
         args = {"slices": trace.n_left_out, "what": list(trace.left_out)}
         first = _pid(trace.ranks[0]) if trace.ranks else 0
         yield _json({"ph": "M", "name": "left_out", "pid": first, "tid": 0, "ts": 0, "args": args})
-    for number, track in enumerate(trace.tracks):
-        where = {"pid": _pid(track.rank), "tid": _tid(number), "ts": 0}
+    for track, tid in zip(trace.tracks, _tids(trace), strict=True):
+        where = {"pid": _pid(track.rank), "tid": tid, "ts": 0}
         name = track.name.encode("utf-8", "replace").decode()
         yield _json({"ph": "M", "name": "thread_name", **where, "args": {"name": name}})
         yield _json({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": track.order}})
@@ -211,7 +222,18 @@ def _points(trace: Trace) -> Iterator[str]:
 
 
 def _places(trace: Trace) -> list[str]:
-    return [f'"pid":{_pid(track.rank)},"tid":{_tid(i)}' for i, track in enumerate(trace.tracks)]
+    tids = _tids(trace)
+    return [f'"pid":{_pid(track.rank)},"tid":{tid}' for track, tid in zip(trace.tracks, tids, strict=True)]
+
+
+def _tids(trace: Trace) -> list[int]:
+    """Numbers from top to bottom, for viewers that sort by them; from 1, for 0 is the idle thread to some."""
+    tids = [0] * len(trace.tracks)
+    n_before: dict[int, int] = {}
+    for number in sorted(range(len(tids)), key=lambda i: trace.tracks[i].order):
+        rank = trace.tracks[number].rank
+        tids[number] = n_before[rank] = n_before.get(rank, 0) + 1
+    return tids
 
 
 def _label_text(label: Label) -> str:
@@ -224,7 +246,3 @@ def _json(value: object) -> str:
 
 def _pid(rank: int) -> int:
     return _FIRST_PID + rank
-
-
-def _tid(track: int) -> int:
-    return track + 1
