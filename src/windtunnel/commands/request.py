@@ -14,7 +14,7 @@ from windtunnel.devices import DeviceProfile
 from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator
 from windtunnel.memory.workspace import WorkspaceTable
-from windtunnel.timing.network import network_of
+from windtunnel.timing.network import check_network, network_of
 
 __all__ = ["RunRequest", "check_request", "conf_of_environment", "task_of"]
 
@@ -127,7 +127,8 @@ def _check_time(request: RunRequest) -> None:
     if request.workspace_file is not None:
         WorkspaceTable.built_in().with_file(request.workspace_file)
     if request.level >= 3 and request.world_size > 1:
-        network_of(request.device, request.nproc_per_node, request.network)
+        network = network_of(request.device, request.nproc_per_node, request.network)
+        check_network(network, request.world_size)
 
 
 def task_of(request: RunRequest, rank: int) -> RankTask:
