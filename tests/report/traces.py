@@ -30,7 +30,8 @@ from windtunnel.events.model import (
     Sync,
     TensorSpec,
     Wait,
-)from windtunnel.memory.analysis import Timeline
+)
+from windtunnel.memory.analysis import Timeline
 
 US = 1e-6
 BAD = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"  # as a module may be called
