@@ -1,0 +1,198 @@
+"""Run the acts of a request for real, and note how long each operator took.
+
+    acts ──> tensors on storages that live as in the program ──> operator, between two looks at the clock ──> samples
+
+What an operator allocates is given back where the program gives it back; the time of that counts for the operator
+that made it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from windtunnel.timing.measured_steps import ActKind, Request
+from windtunnel.timing.torch_measure_calls import Call, CannotRebuild, call_of
+from windtunnel.timing.torch_measure_storages import Storages
+
+__all__ = ["Clock", "Replay", "below_autograd"]
+
+Tensor = torch.Tensor
+# Runs an operator: its result, and the seconds it took on the device.
+Timer = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, float]]
+Clock = Callable[[], float]
+_RUN, _MAKE, _DROP = int(ActKind.RUN), int(ActKind.MAKE), int(ActKind.DROP)
+
+
+class Replay:
+    def __init__(
+        self,
+        request: Request,
+        storages: Storages,
+        device: torch.device,
+        clock: Clock,
+        on_try: Callable[[int], None] = lambda signature: None,
+    ) -> None:
+        self.samples: dict[int, dict[int, list[float]]] = defaultdict(dict)  # signature -> act -> seconds
+        self.beside: dict[int, float] = defaultdict(float)  # making and giving back memory, over all passes
+        self.reasons: dict[int, str] = {}
+        self._request = request
+        self._storages = storages
+        self._clock = clock
+        self._timer = _timer_for(device, clock)
+        self._on_try = on_try
+        self._calls = self._rebuild(device)
+        self._maker: dict[int, int] = {}  # storage -> signature
+        self._made_s: dict[int, float] = {}  # storage -> time to allocate it
+        self.n_runs: dict[int, int] = defaultdict(int)  # signature -> timed runs
+
+    @property
+    def n_rebuilt(self) -> int:
+        return sum(call is not None for call in self._calls)
+
+    def warm_up(self, deadline: float, run: Callable[..., Any]) -> None:
+        """Each operator once, by `run(signature, operator, args, kwargs)`.
+
+        What it does only the first time (compile, tune, start threads) is not timed.
+        """
+        seen: set[int] = set()
+        for at, act in enumerate(self._request.acts):
+            if act[0] == _RUN and act[1] not in seen and self._calls[act[1]] is not None:
+                seen.add(act[1])
+                self._on_try(act[1])
+                self._run(at, act, partial(_untimed, run, act[1]))
+            else:
+                self._housekeep(act)
+            if self._clock() > deadline:
+                return
+
+    def timed_pass(self, deadline: float) -> bool:
+        """All acts in order; False if the time was up before the end."""
+        for at, act in enumerate(self._request.acts):
+            if act[0] == _RUN:
+                if self._calls[act[1]] is not None:
+                    self._run(at, act, self._timer)
+            else:
+                self._housekeep(act)
+            if self._clock() > deadline:
+                self._storages.clear()
+                return False
+        return True
+
+    def _rebuild(self, device: torch.device) -> list[Call | None]:
+        calls: list[Call | None] = []
+        for i, signature in enumerate(self._request.signatures):
+            try:
+                calls.append(call_of(signature, device))
+            except CannotRebuild as error:
+                self.reasons[i] = str(error)
+                calls.append(None)
+        return calls
+
+    def _run(self, at: int, act: list[Any], timer: Timer) -> None:
+        _, number, inputs, outputs, resized = act
+        call = self._calls[number]
+        assert call is not None
+        try:
+            tensors = self._tensors(call, number, inputs)
+            args, kwargs = call.fill(tensors)
+            result, seconds = timer(call.operator, args, kwargs)
+        except Exception as error:  # whatever a kernel says about arguments it cannot use
+            self.reasons[number] = f"it failed: {str(error).splitlines()[0][:160] if str(error) else error!r}"
+            self._calls[number] = None
+            return
+        if timer is self._timer:
+            self.samples[number].setdefault(at, []).append(seconds)
+            self.n_runs[number] += 1
+        if outputs or resized:
+            self._keep(call, number, result, tensors, kwargs, outputs, resized)
+
+    def _tensors(self, call: Call, number: int, inputs: list[int]) -> list[Tensor]:
+        specs = self._request.signatures[number].inputs
+        if len(inputs) != len(specs):  # some live on the host: their numbers are not in the recording
+            inputs = [-1 - i for i in range(len(specs))]
+        for storage in inputs:
+            if storage in self._made_s:  # allocated by the program for this operator
+                self.beside[number] += self._made_s.pop(storage)
+                self._maker[storage] = number
+        get = self._storages.tensor
+        return [get(s, spec, dtype) for s, spec, dtype in zip(inputs, specs, call.dtypes, strict=True)]
+
+    def _keep(
+        self,
+        call: Call,
+        number: int,
+        result: Any,
+        tensors: list[Tensor],
+        kwargs: Any,
+        outputs: Any,
+        resized: Any,
+    ) -> None:
+        results = [
+            r for r in (result if isinstance(result, (list, tuple)) else (result,)) if isinstance(r, Tensor)
+        ]
+        if len(results) != len(outputs):  # some are its arguments
+            known = {t.untyped_storage()._cdata for t in tensors}
+            results = [r for r in results if r.untyped_storage()._cdata not in known]
+        self._storages.put(outputs, results)
+        if resized and call.writes_out:
+            self._storages.put(resized, [t for t in kwargs.values() if isinstance(t, Tensor)])
+        for storage in (*outputs, *resized):
+            self._maker[storage] = number
+
+    def _housekeep(self, act: list[Any]) -> None:
+        if act[0] == _DROP:
+            storage = act[1]
+            if self._storages.is_large(storage) and storage in self._maker:
+                start = self._clock()
+                self._storages.drop(storage)
+                self.beside[self._maker.pop(storage)] += self._clock() - start
+            else:
+                self._storages.drop(storage)
+        elif act[0] == _MAKE:
+            start = self._clock()
+            self._storages.make(act[1])
+            if self._storages.is_large(act[1]):
+                self._made_s[act[1]] = self._clock() - start
+        elif act[0] != _RUN:
+            self._storages.clear()
+            self._maker.clear()
+            self._made_s.clear()
+
+
+def _untimed(run: Any, signature: int, operator: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    return run(signature, operator, args, kwargs), 0.0
+
+
+def _timer_for(device: torch.device, clock: Clock) -> Timer:
+    return partial(_time_on_cpu, clock) if device.type == "cpu" else _time_on_stream
+
+
+def _time_on_cpu(clock: Clock, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, float]:
+    start = clock()
+    result = operator(*args, **kwargs)
+    return result, clock() - start
+
+
+def _time_on_stream(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, float]:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    result = operator(*args, **kwargs)
+    end.record()
+    end.synchronize()
+    return result, begin.elapsed_time(end) / 1e3
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Where kernels are called: nothing is recorded for backward."""
+    guard = torch._C._AutoDispatchBelowAutograd()
+    try:
+        yield
+    finally:
+        del guard

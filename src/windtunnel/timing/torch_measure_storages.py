@@ -1,0 +1,148 @@
+"""Real memory for the tensors of a program that is run again, one storage after another.
+
+    storage, spec ──> its memory if an operator made it, else new memory with harmless values ──> tensor
+
+What the program computes before the step is not known. Floating-point numbers are then small and positive (no
+square root of a negative number, no denormal), integers are valid indices wherever the program looks something up,
+and truth values are true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import torch
+
+from windtunnel.events.model import Signature, TensorSpec
+from windtunnel.timing.op_classes import OpClass, base_name, class_of
+
+__all__ = ["Storages", "index_bound", "span_bytes"]
+
+Tensor = torch.Tensor
+_BLOCK = 1 << 14  # values that are made; the rest is copies of them
+_INDEXING = (OpClass.LOOKUP, OpClass.SCATTER, OpClass.LOSS, OpClass.POOLING)
+_INTEGERS = ("int64", "int32")
+
+
+class Storages:
+    def __init__(
+        self, sizes: dict[int, int], bound: int, device: torch.device, *, keeps_results: bool = True
+    ) -> None:
+        """`keeps_results` False: every tensor is cut from one pool, for programs larger than this machine."""
+        self._sizes = sizes
+        self._bound = bound
+        self._device = device
+        self._keeps_results = keeps_results
+        self._store: dict[int, torch.UntypedStorage] = {}
+        self._blocks: dict[torch.dtype, Tensor] = {}
+        self._pools: dict[torch.dtype, torch.UntypedStorage] = {}
+
+    def tensor(self, storage: int, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
+        needed = span_bytes(spec, dtype)
+        if not self._keeps_results:
+            found = self._pool(needed, dtype)
+        else:
+            kept = self._store.get(storage)
+            if kept is None or kept.nbytes() < needed:
+                kept = self._store[storage] = self._fresh(max(needed, self._sizes.get(storage, 0)), dtype)
+            found = kept
+        return torch.empty(0, dtype=dtype, device=self._device).set_(found, 0, spec.shape, spec.strides)
+
+    def put(self, storages: list[int], results: list[Tensor]) -> None:
+        """Keep what an operator returned under the numbers the recording has for it."""
+        if not self._keeps_results:
+            return
+        left = list(storages)
+        for result in results:
+            if not left:
+                return
+            made = result.untyped_storage()
+            # Kernels allocate their results in an order of their own: told apart by size.
+            n_bytes = made.nbytes()
+            which = next((s for s in left if self._sizes.get(s) == n_bytes), left[0])
+            left.remove(which)
+            self._store[which] = made
+
+    def make(self, storage: int) -> None:
+        if self._keeps_results:
+            n_bytes = self._sizes.get(storage, 0)
+            made = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+            self._store[storage] = made.untyped_storage()
+
+    def drop(self, storage: int) -> None:
+        self._store.pop(storage, None)
+
+    def is_large(self, storage: int) -> bool:
+        """Giving it back may go to the operating system."""
+        return self._sizes.get(storage, 0) >= 1 << 16
+
+    def clear(self) -> None:
+        self._store.clear()
+
+    def _pool(self, needed: int, dtype: torch.dtype) -> torch.UntypedStorage:
+        pool = self._pools.get(dtype)
+        if pool is None or pool.nbytes() < needed:
+            self._pools.pop(dtype, None)
+            pool = self._pools[dtype] = self._fresh(needed, dtype)
+        return pool
+
+    def _fresh(self, n_bytes: int, dtype: torch.dtype) -> torch.UntypedStorage:
+        block = self._block(dtype)
+        n = -(-n_bytes // dtype.itemsize)
+        made = torch.empty(n, dtype=dtype, device=self._device)
+        whole = n // _BLOCK * _BLOCK
+        if whole:
+            made[:whole].view(-1, _BLOCK).copy_(block.expand(n // _BLOCK, _BLOCK))
+        made[whole:].copy_(block[: n - whole])
+        return made.untyped_storage()
+
+    def _block(self, dtype: torch.dtype) -> Tensor:
+        found = self._blocks.get(dtype)
+        if found is None:
+            steps = torch.arange(_BLOCK, device=self._device)
+            mixed = steps * 7919  # a prime: neighbours are not neighbours any more
+            if dtype is torch.bool:
+                found = torch.ones(_BLOCK, dtype=dtype, device=self._device)
+            elif dtype.is_floating_point or dtype.is_complex:
+                found = (0.01 + 0.02 * (mixed % 1021) / 1021).to(dtype)
+            else:
+                found = (mixed % min(self._bound, 127 if dtype.itemsize == 1 else self._bound)).to(dtype)
+            self._blocks[dtype] = found
+        return found
+
+
+def span_bytes(spec: TensorSpec, dtype: torch.dtype) -> int:
+    """From the first byte of a tensor to its last."""
+    if not prod(spec.shape):
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+    return (last + 1) * dtype.itemsize
+
+
+def index_bound(signatures: Iterable[Signature]) -> int:
+    """The largest number that is a valid index in every lookup of the program, plus one."""
+    bounds = [_bound_of(each) for each in signatures if _has_indices(each)]
+    return max(1, min(bounds, default=2))
+
+
+def _has_indices(signature: Signature) -> bool:
+    if class_of(signature.name) not in _INDEXING:
+        return False
+    return any(spec.dtype in _INTEGERS and spec.shape for spec in signature.inputs)
+
+
+def _bound_of(signature: Signature) -> int:
+    base = base_name(signature.name)
+    tables = [spec.shape for spec in (*signature.inputs, *signature.outputs) if spec.dtype not in _INTEGERS]
+    tables = [shape for shape in tables if len(shape)]
+    if base in ("embedding", "embedding_bag") and tables:
+        return tables[0][0]
+    if base == "embedding_dense_backward" and signature.outputs:
+        return signature.outputs[0].shape[0]
+    if base.startswith("nll_loss") and tables:
+        scores = max(tables, key=len)
+        return scores[1] if len(scores) > 1 else scores[0]
+    if base == "index_select" and signature.scalars.startswith("_,0,") and tables:
+        return tables[0][0]
+    return min((size for shape in tables for size in shape), default=1)
