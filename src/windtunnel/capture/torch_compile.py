@@ -8,19 +8,17 @@ recording: the compiler would make one kernel of several operators there, which 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_flex_attention import install_flex_attention
-from windtunnel.capture.torch_program import module_path
+from windtunnel.capture.torch_program import compiled_paths, mark_compiled
 
 __all__ = ["compiled_parts", "install_compile"]
 
 _functions: dict[tuple[str, str], None] = {}  # file and name
-_modules: list[weakref.ref[torch.nn.Module]] = []
 
 _SENTENCE = "torch.compile ran eagerly: memory is eager's, usually an upper bound for the compiled program"
 
@@ -55,19 +53,15 @@ def install_compile(recorder: Recorder) -> None:
 def compiled_parts(recorder: Recorder) -> dict[str, Any]:
     """What the program compiled: functions by file and name, modules by path, with all below them."""
     names = list(recorder.writer.names)
-    found: dict[str, None] = {}
-    for reference in _modules:
-        module = reference()
-        for part in module.modules() if module is not None else ():
-            path = module_path(part)
-            if path is not None:
-                found[names[path]] = None
-    return {"functions": [list(each) for each in _functions], "modules": list(found)}
+    return {
+        "functions": [list(each) for each in _functions],
+        "modules": [names[path] for path in compiled_paths],
+    }
 
 
 def _remember(what: Any) -> None:
     if isinstance(what, torch.nn.Module):
-        _modules.append(weakref.ref(what))
+        mark_compiled(what)
         return
     code = getattr(getattr(what, "__func__", what), "__code__", None)
     if code is not None:

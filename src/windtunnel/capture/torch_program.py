@@ -24,19 +24,26 @@ from windtunnel.capture.torch_engine_threads import is_missing_threads, start_th
 from windtunnel.capture.torch_storage import sim_of
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
-__all__ = ["EnoughSteps", "install_program", "module_path"]
+__all__ = ["EnoughSteps", "compiled_paths", "install_program", "mark_compiled"]
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _PATH, _STARTED, _LAST = "_windtunnel_path", "_windtunnel_started", "_windtunnel_last"
+_COMPILED = "_windtunnel_compiled"
+
+compiled_paths: dict[int, None] = {}  # of modules that the program compiled, as soon as they have a name
 
 
 class EnoughSteps(BaseException):
     """Raised after the last wanted step; not an Exception, so that scripts' own handlers let it through."""
 
 
-def module_path(module: torch.nn.Module) -> int | None:
-    """The name of a module, as an index; None if nothing has called it yet."""
-    return module.__dict__.get(_PATH)
+def mark_compiled(module: torch.nn.Module) -> None:
+    """The program compiled a module with all below it. Names come with the first call, and modules die: no reference."""
+    for part in module.modules():
+        if (path := part.__dict__.get(_PATH)) is not None:
+            compiled_paths[path] = None
+        else:
+            part.__dict__[_COMPILED] = True
 
 
 def install_program(recorder: Recorder) -> None:
@@ -107,7 +114,7 @@ class _Follower:
             _PATH not in root.__dict__
         ):  # a part that was called by itself before, or in a recomputation, keeps its name
             for name, module in root.named_modules():
-                module.__dict__[_PATH] = writer.name(name or type(root).__name__)
+                _give_path(module, writer.name(name or type(root).__name__))
                 self.report_build_time(module)
             for name, parameter in root.named_parameters():
                 self.names[id(parameter)] = name
@@ -119,7 +126,8 @@ class _Follower:
         """A module that is called but not registered in its parent."""
         names = list(self.recorder.writer.names)
         prefix = names[parent] + "." if parent >= 0 else ""
-        path = module.__dict__[_PATH] = self.recorder.writer.name(prefix + type(module).__name__)
+        path = self.recorder.writer.name(prefix + type(module).__name__)
+        _give_path(module, path)
         return path
 
     def mark(self, tensor: Any, role: Role, name: str = "") -> None:
@@ -201,6 +209,12 @@ class _Follower:
             if self.leader() in (optimizer, None):  # of several optimizers, the first counts the steps
                 self.leader = weakref.ref(optimizer)
                 self.recorder.end_step()
+
+
+def _give_path(module: torch.nn.Module, path: int) -> None:
+    module.__dict__[_PATH] = path
+    if module.__dict__.pop(_COMPILED, False):
+        compiled_paths[path] = None
 
 
 def _run_backward(engine: Any, args: Any, kwargs: Any) -> Any:
