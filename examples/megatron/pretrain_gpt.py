@@ -27,10 +27,11 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer import clip_grads, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import local_multi_tensor_scale
 
 Batch = dict[str, torch.Tensor | None]
 
@@ -39,7 +40,7 @@ def main() -> None:
     args = parse_arguments()
     start_parallel(args)
     install_rotary(args)
-    use_fused_adam()
+    use_fused_kernels()
     chunks = build_model(args)
     optimizer = get_megatron_optimizer(optimizer_config(args), chunks)
     scheduler = build_scheduler(args, optimizer)
@@ -81,11 +82,21 @@ def start_parallel(args: Namespace) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
 
 
-def use_fused_adam() -> None:
-    """Without Apex or Transformer Engine Megatron-core takes torch's Adam, tensor lists and all: take its fused kernel."""
+def use_fused_kernels() -> None:
+    """Without Apex or Transformer Engine Megatron-core takes torch's Adam, tensor lists and all, and scales gradients
+    through temporary copies: take torch's fused kernels, which do both in place as those packages do."""
+    if clip_grads.multi_tensor_scale_impl is local_multi_tensor_scale:
+        clip_grads.multi_tensor_scale_impl = scale_in_place
     if megatron.core.optimizer.USING_PYTORCH_OPTIMIZER:
         megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
         megatron.core.optimizer.Adam = fused_adam
+
+
+def scale_in_place(
+    chunk_size: int, overflow: torch.Tensor, tensors: list[list[torch.Tensor]], scale: float
+) -> None:
+    """Apex's interface: from the first list into the second, which are the same gradients."""
+    torch._foreach_mul_(tensors[1], scale)
 
 
 def fused_adam(params: Any, adam_w_mode: bool = True, **kwargs: Any) -> torch.optim.Optimizer:

@@ -86,6 +86,8 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
         "notices": list(recorder.notices),
         "n_ops": recorder.n_ops,
         "compiled": torch_compile.compiled_parts(recorder),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     writer.close(outcome)
     return outcome

@@ -35,7 +35,7 @@ def with_workspaces(
     columns = recording.columns
     rows = np.flatnonzero((columns["kind"] == Kind.OP) & (columns["device"] >= 0))
     table = table.for_device(device)
-    settings = settings_of(env, bool(recording.header.get("deterministic", False)))
+    settings = settings_of(env, bool(recording.footer.get("deterministic", False)))
     used = np.unique(columns["value"][rows]).tolist()
     demands = {i: table.demand_of(recording.signatures[i], device, settings) for i in used}
     notes = tuple(_notes(recording, table, demands))
