@@ -173,10 +173,10 @@ def _is_dense(spec: TensorSpec) -> bool:
 
 
 def _argument(scalars: str, index: int, name: str) -> float:
-    """The number or switch at this place of the call; None is 0, a list is its length."""
+    """The number or switch at this place of the call; None and what was not given are 0, a list is its length."""
     arguments = [part for part in _split(scalars) if not _is_keyword(part)]
     if index >= len(arguments):
-        raise KeyError(name)
+        return 0
     try:
         value = ast.literal_eval(arguments[index])
     except (ValueError, SyntaxError):

@@ -17,7 +17,8 @@ from typing import Any
 
 __all__ = ["FUNCTIONS", "Expression", "NotANumber", "parse"]
 
-_LONGEST = 1000  # characters: nobody writes more by hand, and a tree of this size cannot nest too deeply
+_LONGEST = 1000  # characters: nobody writes more by hand
+_DEEPEST = 60  # levels of the tree: it is walked by recursion
 _LARGEST = 1 << 60  # of any number on the way: a byte count above it is a mistake
 
 
@@ -85,14 +86,13 @@ def parse(text: str) -> Expression:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise NotANumber(f"{text!r} is not an expression") from None
     names: set[str] = set()
-    try:
-        _check(tree, names)
-    except RecursionError:
-        raise NotANumber(f"{text[:40]!r}... is nested too deeply") from None
+    _check(tree, names, _DEEPEST)
     return Expression(text.strip(), frozenset(names), tree)
 
 
-def _check(node: ast.AST, names: set[str]) -> None:
+def _check(node: ast.AST, names: set[str], n_levels: int) -> None:
+    if n_levels == 0:
+        raise NotANumber(f"it is nested more than {_DEEPEST} levels deep")
     match node:
         case ast.Constant(value=bool() | int() | float()) if abs(node.value) <= _LARGEST:
             return
@@ -116,7 +116,7 @@ def _check(node: ast.AST, names: set[str]) -> None:
         case _:
             raise NotANumber(f"{ast.unparse(node)[:60]!r} is not allowed")
     for part in parts:
-        _check(part, names)
+        _check(part, names, n_levels - 1)
 
 
 def _evaluate(node: ast.expr, at: Mapping[str, float]) -> float:
