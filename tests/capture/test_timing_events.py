@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.capture.simulated import simulate
 from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import (
+    Collective,
     EmptyCache,
     EventRecord,
     EventWait,
@@ -17,6 +19,7 @@ from windtunnel.events.model import (
     ModuleEnter,
     ModuleExit,
     Op,
+    Phase,
     Sync,
 )
 
@@ -262,15 +265,49 @@ def test_a_program_that_compiles_nothing_says_so():
     assert simulate(program).recording.footer["compiled"] == {"functions": [], "modules": []}
 
 
-def test_waiting_for_an_asynchronous_collective():
-    def program():
-        torch.distributed.init_process_group("nccl")
-        x = torch.ones(8, device="cuda")
-        work = torch.distributed.all_reduce(x, async_op=True)
-        y = x * 2
-        work.wait()
-        torch.distributed.all_reduce(y)
+def _talk(done):
+    """Collectives by their kind, waits and steps, in order."""
+    words = {Kind.WAIT: "wait", Kind.STEP: "step"}
+    found = []
+    for event, kind in zip(done.events, done.recording.columns["kind"].tolist(), strict=True):
+        if isinstance(event, Collective) and event.phase != Phase.BUILD:
+            found.append(done.recording.signatures[event.signature].name)
+        elif kind in words and (found or kind != Kind.WAIT):
+            found.append(words[kind])
+    return found
 
-    done = simulate(program, world_size=2)
-    assert done.count(Kind.COLLECTIVE) == 2
-    assert done.count(Kind.WAIT) >= 1
+
+def test_an_asynchronous_collective_is_waited_for_where_the_program_does():
+    def program():
+        dist.init_process_group("nccl")
+        net, x = nn.Linear(4, 4).cuda(), torch.ones(8, 4, device="cuda")
+        y = net(x)  # from here on the model is built
+        work = dist.all_reduce(y.data, async_op=True)
+        dist.all_reduce(x)
+        work.wait()
+        work.wait()
+
+    assert _talk(simulate(program, world_size=2)) == ["c10d.all_reduce", "c10d.all_reduce", "wait"]
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_gradients_of_ddp_are_waited_for_at_the_end_of_backward(is_view):
+    """The reducer waits in C++; without its waits an optimizer would not need the network at all."""
+
+    def program():
+        dist.init_process_group("nccl")
+        net = nn.Sequential(Block(1024), Block(1024)).cuda()  # 4 weights of 4 MiB: several buckets
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=5, gradient_as_bucket_view=is_view)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    talk = _talk(simulate(program, world_size=2))
+    first, second = " ".join(talk).split("step")[:2]
+    assert first.split() == ["c10d.all_reduce", "wait"]  # before buckets are rebuilt there is one
+    words = [word for word in second.split() if word != "c10d.broadcast"]
+    n = words.count("c10d.all_reduce")
+    assert n > 1
+    assert words[-2 * n :] == ["c10d.all_reduce"] * n + ["wait"] * n

@@ -51,6 +51,9 @@ class Recorder:
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)  # one sentence -> how often
     on_step: Callable[[int], None] | None = None
+    futures: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # collectives C++ will wait for: storages
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,13 @@ class Recorder:
             self.rows.append(
                 (Kind.SYNC, -1, -1, 1, 0, self.module, self.phase, self.stream, device, NO_NAME, (), ())
             )
+
+    def wait_for_futures(self, storage: int | None = None) -> None:
+        """Somebody in C++ waited unseen: now that backward ends, or that what a collective wrote is read."""
+        if storage is None or any(storage in written for written in self.futures.values()):
+            for collective in self.futures:
+                self.plain_row(Kind.WAIT, collective, stream=self.stream)
+            self.futures.clear()
 
     def end_step(self) -> None:
         self.n_steps += 1

@@ -203,6 +203,8 @@ _copy_signatures: dict[Any, int] = {}
 
 def _record_copy(target: Tensor, source: Tensor, to: store.SimStorage, come: store.SimStorage | None) -> None:
     recorder = world.recorder
+    if recorder.futures and come is not None:
+        recorder.wait_for_futures(come.id)
     from_host = come is None or come.device != to.device
     key = (
         target.shape,

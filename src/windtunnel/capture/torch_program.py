@@ -164,6 +164,8 @@ class _Follower:
                     return _run_backward(engine, args, kwargs)
                 finally:
                     recorder.phase, recorder.module, follower.spans = before
+                    if recorder.phase != Phase.BACKWARD:
+                        recorder.wait_for_futures()
                     if recorder.phase == Phase.BUILD:
                         recorder.phase = int(Phase.FORWARD)
                     recorder.writer.flush_if_due()

@@ -30,6 +30,7 @@ class SimulatedWork(dist._Work):
         if self._held is not None:
             self._held = None
             recorder = store.world.recorder
+            recorder.futures.pop(self._id, None)
             recorder.plain_row(Kind.WAIT, self._id, stream=recorder.stream)
         return True
 
@@ -57,6 +58,10 @@ class SimulatedWork(dist._Work):
         if self._future is None:
             self._future = torch.futures.Future()
             self._future.set_result(self._result)
+            if self._held is not None:  # DDP's reducer waits at the end of backward, in C++
+                sims = (store.sim_of(t) for t in self._held if isinstance(t, torch.Tensor))
+                storages = tuple(sim.id for sim in sims if sim is not None)
+                store.world.recorder.futures[self._id] = storages
         return self._future
 
 
