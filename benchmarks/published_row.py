@@ -72,7 +72,7 @@ class PublishedRun:
     value: float  # as published: seconds, tokens/s, percent or bytes
     tokens_per_step_per_gpu: float
     notes: str = ""
-    steps: int = 2
+    steps: int = 2  # what --steps is given; 0: the program counts
     allocator: str | None = None  # what --allocator is given; None: follows the device
     flops_per_token: float = 0.0  # by the source's own formula, for mfu
     peak_flops: float = 0.0  # what the source divides by, for mfu

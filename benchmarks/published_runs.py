@@ -28,6 +28,7 @@ from benchmarks.published_row import (
     Row,
     published_rows,
 )
+from benchmarks.published_single import litgpt_run, nanogpt_run, torchtune_run, transformers_run
 from benchmarks.published_sources import mosaic_run, titan_run
 
 __all__ = ["PublishedRun", "predict_memory", "published_runs", "why_not"]
@@ -36,6 +37,11 @@ _SOURCES: tuple[tuple[str, Callable[[Row], PublishedRun]], ...] = (
     ("MosaicML llm-foundry", mosaic_run),
     ("torchtitan", titan_run),
     ("torchao training benchmarks", titan_run),
+    ("torchao float8nocompile", titan_run),
+    ("litgpt tables", litgpt_run),
+    ("torchtune", torchtune_run),
+    ("nanoGPT", nanogpt_run),
+    ("HF transformers docs", transformers_run),
 )
 _LONGEST_S = 600
 
@@ -72,7 +78,7 @@ def predict_memory(run: PublishedRun, level: int = 1) -> tuple[dict[str, int] | 
         command = [
             sys.executable, "-W", "ignore", "-m", "windtunnel.commands.main", "run", "--level", str(level),
             "--device", run.device, "--world-size", str(run.world_size), "--nproc-per-node", str(run.nproc_per_node),
-            "--ranks", run.ranks, "--steps", str(run.steps), "--out", out, "--force",
+            "--ranks", run.ranks, "--out", out, "--force", *(("--steps", str(run.steps)) if run.steps else ()),
             *(("--allocator", run.allocator) if run.allocator else ()), *run.command,
         ]  # fmt: skip
         try:

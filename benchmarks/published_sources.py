@@ -101,6 +101,8 @@ def titan_run(row: Row) -> PublishedRun:
     world = config.get("gpus")
     if not isinstance(world, int):
         raise NotRunnable("its number of cards was not published")
+    if "ac" not in config and row.source == "torchtitan docs":
+        raise NotRunnable("its checkpointing was not published")
     batch = config.get("local_batch_size", config.get("lbs", config.get("batch_size")))
     if batch is None:
         raise NotRunnable("its batch was not published")
@@ -109,7 +111,7 @@ def titan_run(row: Row) -> PublishedRun:
     date = _date_of(row)
     seq_len = config.get("seq_len", 4096 if model.startswith("llama2") else 8192)
     seq_len = int(str(seq_len).split()[0])
-    tp = config.get("tp", config.get("sp", 1))
+    tp = config.get("tp", 1)
     command = (
         str(PROGRAMS / "llama_fsdp2.py"), "--model", model, "--seq-len", str(seq_len),
         "--local-batch", str(batch), "--tp", str(tp), "--ac", _checkpointing_of(config, model),
@@ -167,6 +169,8 @@ def _refuse_other_programs(config: dict[str, Any]) -> None:
     precision = str(config.get("precision", "bf16")).lower()
     if config.get("float8") or config.get("opt") == "float8" or not precision.startswith("bf16"):
         raise NotRunnable("its linear layers are torchao's, in fewer bits")
+    if "sp" in config:
+        raise NotRunnable("its sequence parallelism folded the batch, a plan the program does not have")
     for axis in ("pp", "cp", "ep"):
         if config.get(axis, 1) != 1:
             raise NotRunnable(f"the program has no {axis}")
