@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class StepProgram:
     def __len__(self) -> int:
         return len(self.row)
 
-    @property
+    @cached_property
     def peers(self) -> tuple[int, ...]:
         """Global ranks this one sends to or receives from."""
         found = np.unique(self.peer).tolist()

@@ -12,19 +12,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf, nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from windtunnel.cluster.cast import Cast, Meeting, Player, cast_of
-from windtunnel.cluster.program import Lane, LaneKind, RankTimeline, Stalls, StepProgram, Work
+from windtunnel.cluster.program import RankTimeline, Stalls, StepProgram, Work
+from windtunnel.cluster.runs import Call, Run, Score, score_of
 
 __all__ = ["WorldTimeline", "replay_world"]
 
-_KERNEL, _HOST, _COLLECTIVE = int(Work.KERNEL), int(Work.HOST), int(Work.COLLECTIVE)
-_SEND, _RECEIVE, _WAIT, _SYNC = int(Work.SEND), int(Work.RECEIVE), int(Work.WAIT), int(Work.SYNC)
+_COLLECTIVE, _SEND, _RECEIVE = int(Work.COLLECTIVE), int(Work.SEND), int(Work.RECEIVE)
+_WAIT, _SYNC = int(Work.WAIT), int(Work.SYNC)
 _RECORD_EVENT, _WAIT_EVENT = int(Work.RECORD_EVENT), int(Work.WAIT_EVENT)
-_JOIN, _SIGNAL, _AWAIT = 101, 102, 103  # what else stands in a queue
+_RUN, _JOIN, _SIGNAL, _AWAIT = range(4)  # what stands in a queue
+_RUN_FIELDS = len(Run._fields)
+_TURN = 256  # items; a host that runs far ahead fills its queues and memory
+_NEVER = (nan, nan, nan)
 
 
 @dataclass(frozen=True)
@@ -56,48 +61,45 @@ class _Signal:
     def __init__(self, time: float | None = None, cause: int = -1) -> None:
         self.time = time
         self.cause = cause  # element of the communication it comes from, in the program of whoever waits
-        self.waiting: list[Any] = []
+        self.waiting: tuple[_Stream | _Rest | _Nap, ...] = ()
 
 
-class _Gathering:
-    """One call of a group, until the last player has come."""
+class _Comer(NamedTuple):
+    """A player that is ready for a call."""
 
-    __slots__ = ("comers", "n_wanted", "seconds")
-
-    def __init__(self, n_wanted: int) -> None:
-        self.n_wanted = n_wanted
-        self.seconds = 0.0
-        self.comers: list[tuple[_Rank, int, float, _Signal]] = []
+    rank: _Rank
+    call: Call
+    time: float
+    done: _Signal
 
 
 class _Stream:
     """A queue of work of which one thing runs at a time."""
 
-    __slots__ = ("cause", "is_blocked", "lane", "number", "queue", "rank", "time")
+    __slots__ = ("cause", "is_blocked", "number", "queue", "rank", "time")
 
-    def __init__(self, rank: _Rank, lane: int, number: int) -> None:
-        self.rank, self.lane, self.number = rank, lane, number
+    def __init__(self, rank: _Rank, number: int) -> None:
+        self.rank, self.number = rank, number
         self.time = 0.0
         self.cause = -1  # the communication that this stream last waited for
         self.is_blocked = False
-        self.queue: deque[tuple[int, int, float, Any]] = deque()
+        self.queue: deque[tuple[int, Any, float, Any]] = deque()
 
-    @property
-    def is_free(self) -> bool:
-        return not self.is_blocked and not self.queue
-
-    def put(self, item: tuple[int, int, float, Any]) -> None:
-        self.queue.append(item)
-        if not self.is_blocked:
-            self.rank.run(self)
+    def put(self, kind: int, item: Any, issued: float, what: Any) -> None:
+        if self.is_blocked or self.queue:
+            self.queue.append((kind, item, issued, what))
+        else:
+            self.rank.do(self, kind, item, issued, what)
 
     def advance(self) -> None:
-        self.rank.run(self)
+        while self.queue and not self.is_blocked:
+            self.rank.do(self, *self.queue.popleft())
 
-    def wake(self, signal: _Signal) -> None:
+    def wake(self, signal: _Signal) -> _Stream:
         """A call it took part in ended."""
         self.is_blocked = False
         self.time = signal.time  # type: ignore[assignment]
+        return self
 
 
 class _Stage:
@@ -109,10 +111,13 @@ class _Stage:
             for meeting in set(player.meetings):
                 wanted[meeting] = wanted.get(meeting, 0) + 1
         self._wanted = wanted
-        self._open: dict[tuple[Any, ...], _Gathering] = {}
+        self._open: dict[tuple[Any, ...], list[_Comer]] = {}  # calls that wait for somebody
         self.ready: deque[_Rank | _Stream] = deque()
         self.n_unmet = self.n_alone = 0
-        self.ranks = [_Rank(player, self) for player in cast.players]
+        scores: dict[int, Score] = {}  # by program: several players may have one
+        for program in {id(player.program): player.program for player in cast.players}.values():
+            scores[id(program)] = score_of(program)
+        self.ranks = [_Rank(player, scores[id(player.program)], self) for player in cast.players]
 
     def play(self) -> None:
         self.ready.extend(self.ranks)
@@ -123,37 +128,32 @@ class _Stage:
                 return
             self._let_through()
 
-    def arrive(
-        self, key: tuple[Any, ...], meeting: Meeting | None, comer: tuple[_Rank, int, float, _Signal]
-    ) -> None:
-        """A player is ready for a call; the call starts when all are."""
-        gathering = self._open.get(key)
-        if gathering is None:
-            n_wanted = 2 if meeting is None else self._wanted[meeting]
-            gathering = self._open[key] = _Gathering(n_wanted)
-        gathering.comers.append(comer)
-        gathering.seconds = max(gathering.seconds, comer[0].seconds[comer[1]])
-        if len(gathering.comers) >= gathering.n_wanted:
-            del self._open[key]
-            self._start(gathering)
+    def n_wanted(self, meeting: Meeting) -> int:
+        return self._wanted[meeting]
 
-    def _start(self, gathering: _Gathering) -> None:
-        start = max(time for _, _, time, _ in gathering.comers)
-        end = start + gathering.seconds
-        for rank, element, time, signal in gathering.comers:
-            rank.ready[element], rank.start[element], rank.end[element] = time, start, end
+    def arrive(self, key: tuple[Any, ...], meeting: Meeting | None, comer: _Comer) -> None:
+        """A player is ready for a call; the call starts when all are."""
+        gathering = self._open.setdefault(key, [])
+        gathering.append(comer)
+        if len(gathering) >= (2 if meeting is None else self._wanted[meeting]):
+            self._start(self._open.pop(key))
+
+    def _start(self, gathering: list[_Comer]) -> None:
+        start = max(comer.time for comer in gathering)
+        end = start + max(comer.call.seconds for comer in gathering)
+        for rank, call, time, signal in gathering:
+            rank.met[call.index] = time, start, end
             self.happen(signal, end)
 
     def happen(self, signal: _Signal, time: float) -> None:
         signal.time = time
         for waiting in signal.waiting:
-            waiting.wake(signal)
-            self.ready.append(waiting)
-        signal.waiting.clear()
+            self.ready.append(waiting.wake(signal))
+        signal.waiting = ()
 
     def _let_through(self) -> None:
         """Nobody can go on: the first that waits in vain goes on alone, so that there is an end."""
-        key = min(self._open, key=lambda key: min(comer[2] for comer in self._open[key].comers))
+        key = min(self._open, key=lambda key: min(comer.time for comer in self._open[key]))
         self.n_unmet += 1
         self._start(self._open.pop(key))
 
@@ -161,213 +161,189 @@ class _Stage:
 class _Rank:
     """A player's host, and its streams."""
 
-    def __init__(self, player: Player, stage: _Stage) -> None:
-        self.player, self._stage = player, stage
-        program = player.program
-        self._n = len(program)
-        self._columns = _lists(program)
-        self.seconds: list[float] = self._columns[2]
+    def __init__(self, player: Player, score: Score, stage: _Stage) -> None:
+        self.player, self._score, self._stage = player, score, stage
+        self._is_synchronous = player.program.is_synchronous
         self._cursor = 0
         self._time = 0.0
         self._n_awaited = 0
-        self.lanes: list[Lane] = [Lane(LaneKind.HOST, "program", -1)]
-        self._streams: dict[int, _Stream] = {}
-        self._lines: dict[tuple[Any, ...], _Stream] = {}  # of communication
-        self._calls: dict[int, _Signal] = {}  # by collective id
+        self._streams = {number: _Stream(self, number) for number in score.stream_lanes}
+        self._lines: dict[int, _Stream] = {}  # of communication, by lane
+        self._signals: dict[int, _Signal] = {}  # of calls to be waited for, by their id
         self._events: dict[int, _Signal] = {}
-        nan = float("nan")
-        self.issued = [0.0] * self._n
-        self.start, self.end, self.ready = [nan] * self._n, [nan] * self._n, [nan] * self._n
-        self.lane = [0] * self._n
+        self._began, self._free = [0.0] * score.n_runs, [-inf] * score.n_runs
+        self._issued = [0.0] * len(score.calls)
+        self.met = [_NEVER] * len(score.calls)  # ready, start, end of communication
         self.stalls: list[tuple[int, int, float, float, int]] = []
 
     # -- the host -----------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Go through the program until the host has to wait."""
+        """Go through the program until the host has to wait, or others have a turn."""
         if self._n_awaited:
             return
-        work, stream, seconds, host_seconds = self._columns[:4]
-        issued, start, end, lane = self.issued, self.start, self.end, self.lane
-        is_synchronous = self.player.program.is_synchronous
-        streams, time = self._streams, self._time
-        for i in range(self._cursor, self._n):
-            kind = work[i]
-            issued[i] = time
-            time += host_seconds[i]
-            if kind == _KERNEL:
-                if is_synchronous:
-                    start[i] = time
-                    time += seconds[i]
-                    end[i] = time
-                    continue
-                at = streams.get(stream[i]) or self._stream(stream[i])
-                lane[i] = at.lane
-                if at.is_blocked or at.queue:
-                    at.queue.append((_KERNEL, i, time, None))
-                else:
-                    begin = time if time > at.time else at.time
-                    start[i] = begin
-                    end[i] = at.time = begin + seconds[i]
-            elif kind != _HOST:
-                self._time = time
-                self._do(kind, i)
+        items, streams, began, time = self._score.items, self._streams, self._began, self._time
+        first, self._cursor = self._cursor, min(self._cursor + _TURN, len(items))
+        for at in range(first, self._cursor):
+            item = items[at]
+            if len(item) == _RUN_FIELDS:
+                index, number, host_seconds, busy, late = item
+                began[index] = time
+                if number >= 0:
+                    stream = streams[number]
+                    if stream.is_blocked or stream.queue:
+                        stream.queue.append((_RUN, item, time, None))
+                    else:
+                        self._free[index] = stream.time
+                        stream.time = max(stream.time + busy, time + late)
+                time += host_seconds
+            else:
+                self._issued[item.index] = time
+                self._time = time + item.host_seconds
+                self._do(item)
                 time = self._time
                 if self._n_awaited:
-                    self._cursor = i + 1
+                    self._cursor = at + 1
                     return
-        self._cursor, self._time = self._n, time
+        self._time = time
+        if first < self._cursor < len(items):
+            self._stage.ready.append(self)
 
-    def woken(self, signal: _Signal, i: int) -> None:
+    def woken(self, signal: _Signal, element: int) -> None:
         self._n_awaited -= 1
-        self._host_waits(signal, i)
+        self._host_waits(signal, element)
 
-    def _do(self, kind: int, i: int) -> None:
-        _, streams, _, _, subject, is_async = self._columns
-        stream = streams[i]
-        if kind in (_COLLECTIVE, _SEND, _RECEIVE):
-            done = self._calls[subject[i]] = self._communicate(kind, i, stream)
-            if not is_async[i]:
-                self._await(i, stream, done)
-        elif kind == _WAIT:
-            done = self._calls.pop(subject[i], None)
+    def _do(self, call: Call) -> None:
+        work, stream = call.work, call.stream
+        if work in (_COLLECTIVE, _SEND, _RECEIVE):
+            done = self._communicate(call)
+            if call.is_async:
+                self._signals[call.subject] = done
+            else:
+                self._await(call, done)
+        elif work == _WAIT:
+            done = self._signals.pop(call.subject, None)
             if done is not None:
-                self._await(i, stream, done)
-        elif kind == _SYNC:
-            which = [*self._streams.values(), *self._lines.values()] if stream < 0 else [self._stream(stream)]
-            for each in which:
-                self._host_waits(self._position(each, i), i)
-        elif kind == _RECORD_EVENT:
-            self._events[subject[i]] = self._position(self._stream(stream), i)
-        elif kind == _WAIT_EVENT:
-            happened = self._events.get(subject[i])
+                self._await(call, done)
+        elif work == _SYNC:
+            all_streams = [*self._streams.values(), *self._lines.values()]
+            for each in all_streams if stream < 0 else [self._streams[stream]]:
+                self._host_waits(self._position(each), call.element)
+        elif work == _RECORD_EVENT:
+            self._events[call.subject] = self._position(self._streams[stream])
+        elif work == _WAIT_EVENT:
+            happened = self._events.get(call.subject)
             if happened is not None:
-                self._await(i, stream, happened)
+                self._await(call, happened)
 
-    def _communicate(self, kind: int, i: int, stream: int) -> _Signal:
+    def _communicate(self, call: Call) -> _Signal:
         """Join the peers, on a lane of its own that first waits for what the call's stream does now."""
-        player, program = self.player, self.player.program
-        group, sequence, done = int(program.group[i]), int(program.sequence[i]), _Signal(None, i)
-        if kind == _COLLECTIVE:
-            meeting: Meeting | None = player.meetings[group]
-            line = self._line((group,), group)
-            key: tuple[Any, ...] = (meeting, sequence)
+        player, done = self.player, _Signal(None, call.element)
+        meeting: Meeting | None = player.meetings[call.group]
+        if call.work == _COLLECTIVE:
+            key: tuple[Any, ...] = (meeting, call.sequence)
         else:
-            meeting, peer = None, int(program.peer[i])
-            line = self._line((group, peer, kind), group)
-            other = player.peers.get(peer)
-            ends = (player.rank, other) if kind == _SEND else (other, player.rank)
-            key = (*ends, player.meetings[group].pattern, sequence) if other is not None else ()
-        self.lane[i] = line.lane
-        at = self._stream(stream)
-        if program.is_synchronous:
-            line.put((_AWAIT, i, self._time, _Signal(self._time)))
-        else:
-            line.put((_AWAIT, i, self._time, self._position(at, i)))
-        line.put((_JOIN, i, self._time, (key, meeting, done)))
+            other = player.peers.get(call.peer)
+            ends = (player.rank, other) if call.work == _SEND else (other, player.rank)
+            key = (*ends, meeting.pattern, call.sequence) if other is not None else ()
+            meeting = None
+        line = self._lines.get(call.lane)
+        if line is None:
+            line = self._lines[call.lane] = _Stream(self, -1)
+        is_now = self._is_synchronous or call.stream < 0
+        before = _Signal(self._time) if is_now else self._position(self._streams[call.stream])
+        line.put(_AWAIT, call, self._time, before)
+        line.put(_JOIN, call, self._time, (key, meeting, done))
         return done
 
-    def _await(self, i: int, stream: int, signal: _Signal) -> None:
+    def _await(self, call: Call, signal: _Signal) -> None:
         """Whoever called waits: its stream, or on a CPU and for stream -1 the host itself."""
-        if stream < 0 or self.player.program.is_synchronous:
-            self._host_waits(signal, i)
+        if call.stream < 0 or self._is_synchronous:
+            self._host_waits(signal, call.element)
         else:
-            self._stream(stream).put((_AWAIT, i, self._time, signal))
+            self._streams[call.stream].put(_AWAIT, call, self._time, signal)
 
-    def _host_waits(self, signal: _Signal, i: int) -> None:
-        if signal.time is not None:
-            if self.player.program.is_synchronous and signal.time > self._time:
-                self.stalls.append((i, 0, self._time, signal.time, signal.cause))
-            self._time = max(self._time, signal.time)
+    def _host_waits(self, signal: _Signal, element: int) -> None:
+        if signal.time is None:
+            self._n_awaited += 1
+            signal.waiting += (_Nap(self, element),)
             return
-        self._n_awaited += 1
-        signal.waiting.append(_Nap(self, i))
+        if self._is_synchronous and signal.time > self._time:
+            self.stalls.append((element, 0, self._time, signal.time, signal.cause))
+        self._time = max(self._time, signal.time)
 
-    def _position(self, stream: _Stream, i: int) -> _Signal:
+    def _position(self, stream: _Stream) -> _Signal:
         """When all that stands in a stream now is done."""
-        if stream.is_free:
+        if not stream.is_blocked and not stream.queue:
             return _Signal(max(stream.time, self._time), stream.cause)
         signal = _Signal()
-        stream.queue.append((_SIGNAL, i, self._time, signal))
+        stream.queue.append((_SIGNAL, None, self._time, signal))
         return signal
-
-    def _stream(self, number: int) -> _Stream:
-        found = self._streams.get(number)
-        if found is None:
-            found = self._streams[number] = _Stream(self, len(self.lanes), number)
-            self.lanes.append(Lane(LaneKind.STREAM, f"stream {number}", number))
-        return found
-
-    def _line(self, key: tuple[Any, ...], group: int) -> _Stream:
-        found = self._lines.get(key)
-        if found is None:
-            found = self._lines[key] = _Stream(self, len(self.lanes), -1)
-            program = self.player.program
-            name = program.group_names[group] or "group"
-            if len(key) > 1:
-                name = f"{name} {'to' if key[2] == _SEND else 'from'} rank {key[1]}"
-            self.lanes.append(
-                Lane(LaneKind.COMMUNICATION, f"{name} ({len(program.groups[group])} ranks)", group)
-            )
-        return found
 
     # -- a stream -----------------------------------------------------------------------------------------
 
-    def run(self, stream: _Stream) -> None:
-        """Do what stands in a queue until the stream has to wait."""
-        queue, stage = stream.queue, self._stage
-        while queue and not stream.is_blocked:
-            kind, i, issued, what = queue.popleft()
-            if kind == _KERNEL:
-                self.start[i] = begin = max(stream.time, issued)
-                self.end[i] = stream.time = begin + self.seconds[i]
-            elif kind == _AWAIT:
-                self._stream_waits(stream, i, issued, what)
-            elif kind == _SIGNAL:
-                what.cause = stream.cause
-                stage.happen(what, max(stream.time, issued))
-            else:
-                key, meeting, done = what
-                stream.is_blocked = True
-                done.waiting.append(stream)
-                if key:
-                    stage.arrive(key, meeting, (self, i, stream.time, done))
-                else:  # nobody is known there: it is taken to be ready
-                    stage.n_alone += 1
-                    self.ready[i] = self.start[i] = stream.time
-                    self.end[i] = stream.time + self.seconds[i]
-                    stage.happen(done, self.end[i])
+    def do(self, stream: _Stream, kind: int, item: Any, issued: float, what: Any) -> None:
+        """What stands first in a queue."""
+        if kind == _RUN:
+            self._free[item.index] = stream.time
+            stream.time = max(stream.time + item.busy, issued + item.late)
+        elif kind == _AWAIT:
+            self._stream_waits(stream, item.element, issued, what)
+        elif kind == _SIGNAL:
+            what.cause = stream.cause
+            self._stage.happen(what, max(stream.time, issued))
+        else:
+            self._join(stream, item, *what)
 
-    def _stream_waits(self, stream: _Stream, i: int, issued: float, signal: _Signal) -> None:
+    def _join(
+        self, line: _Stream, call: Call, key: tuple[Any, ...], meeting: Meeting | None, done: _Signal
+    ) -> None:
+        if key and (meeting is None or self._stage.n_wanted(meeting) > 1):
+            line.is_blocked = True
+            done.waiting += (line,)
+            self._stage.arrive(key, meeting, _Comer(self, call, line.time, done))
+            return
+        if not key:  # nobody is known there: it is taken to be ready
+            self._stage.n_alone += 1
+        end = line.time + call.seconds
+        self.met[call.index] = line.time, line.time, end
+        line.time = end
+        self._stage.happen(done, end)
+
+    def _stream_waits(self, stream: _Stream, element: int, issued: float, signal: _Signal) -> None:
         if signal.time is None:
             stream.is_blocked = True
-            signal.waiting.append(_Rest(stream, i, issued))
+            signal.waiting += (_Rest(stream, element, issued),)
             return
-        self.stall(stream, i, issued, signal)
+        self.stall(stream, element, issued, signal)
 
-    def stall(self, stream: _Stream, i: int, issued: float, signal: _Signal) -> None:
+    def stall(self, stream: _Stream, element: int, issued: float, signal: _Signal) -> None:
         before = max(stream.time, issued)
         if signal.time > before:  # type: ignore[operator]
             stream.time, stream.cause = signal.time, signal.cause  # type: ignore[assignment]
             if stream.number >= 0:
-                self.stalls.append((i, stream.number, before, signal.time, signal.cause))  # type: ignore[arg-type]
+                self.stalls.append((element, stream.number, before, signal.time, signal.cause))  # type: ignore[arg-type]
         else:
             stream.time = before
 
     def timeline(self) -> RankTimeline:
-        program = self.player.program
-        end = np.array(self.end)
-        done = np.fmax.accumulate(np.fmax(end, np.array(self.issued))) if len(end) else end
+        program, score = self.player.program, self._score
+        began, free = np.array(self._began), np.array(self._free)
+        issued = score.issued(began)
+        issued[score.calls] = self._issued
+        ready, start, end = (np.full(len(program), np.nan) for _ in range(3))
+        kernels, start[kernels], end[kernels] = score.kernels(began, free)
+        ready[kernels] = start[kernels]
+        if self.met:
+            ready[score.calls], start[score.calls], end[score.calls] = np.array(self.met).T
+        is_step = program.work == Work.STEP
+        done = np.fmax.accumulate(np.fmax(end, issued))[is_step] if is_step.any() else np.zeros(0)
         columns = list(zip(*self.stalls, strict=True)) if self.stalls else [()] * 5
         types = (np.int64, np.int32, np.float64, np.float64, np.int64)
-        start = np.array(self.start)
-        ready = np.array(self.ready)
+        stalls = Stalls(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
         return RankTimeline(
-            self.player.rank, program, tuple(self.lanes), np.array(self.lane, np.int32), np.array(self.issued), start, end,
-            np.where(np.isnan(ready), start, ready),
-            Stalls(*(np.array(c, t) for c, t in zip(columns, types, strict=True))),
-            done[program.work == Work.STEP],
-        )  # fmt: skip
+            self.player.rank, program, score.lanes, score.lane, issued, start, end, ready, stalls, done
+        )
 
 
 class _Rest:
@@ -378,12 +354,10 @@ class _Rest:
     def __init__(self, stream: _Stream, element: int, issued: float) -> None:
         self._stream, self._element, self._issued = stream, element, issued
 
-    def wake(self, signal: _Signal) -> None:
+    def wake(self, signal: _Signal) -> _Stream:
         self._stream.is_blocked = False
         self._stream.rank.stall(self._stream, self._element, self._issued, signal)
-
-    def advance(self) -> None:
-        self._stream.advance()
+        return self._stream
 
 
 class _Nap:
@@ -394,21 +368,6 @@ class _Nap:
     def __init__(self, rank: _Rank, element: int) -> None:
         self._rank, self._element = rank, element
 
-    def wake(self, signal: _Signal) -> None:
+    def wake(self, signal: _Signal) -> _Rank:
         self._rank.woken(signal, self._element)
-
-    def advance(self) -> None:
-        self._rank.advance()
-
-
-def _lists(program: StepProgram) -> tuple[list[Any], ...]:
-    """Columns as lists, which a loop reads several times faster."""
-    columns = (
-        program.work,
-        program.stream,
-        program.seconds,
-        program.host_seconds,
-        program.subject,
-        program.is_async,
-    )
-    return tuple(column.tolist() for column in columns)
+        return self._rank

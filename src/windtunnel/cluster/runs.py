@@ -1,0 +1,201 @@
+"""A program cut into runs: stretches in which nothing waits, so that a replay takes each in one go.
+
+    StepProgram ──> runs of kernels on one stream, calls between them ──> Score ──> (when each run began) ──> every element
+
+If the host begins a run at `t` and its stream is free at `f`, the kernel that has `busy` seconds of work up to its end
+and would end `late` seconds after `t` on an idle stream, ends at max(f + busy, t + late). So a run is two numbers to
+everyone else, and when its kernels were is worked out afterwards, for all of them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.cluster.program import Lane, LaneKind, StepProgram, Work
+
+__all__ = ["Call", "Run", "Score", "score_of"]
+
+_PLAIN = (Work.KERNEL, Work.HOST, Work.STEP)
+_TALK = (Work.COLLECTIVE, Work.SEND, Work.RECEIVE)
+_HOST_LANE = 0
+
+
+class Run(NamedTuple):
+    """Elements of which none waits: kernels of one stream, and what the host does between them."""
+
+    index: int
+    stream: int  # -1: the host alone
+    host_seconds: float
+    busy: float
+    late: float
+
+
+class Call(NamedTuple):
+    """Any other element."""
+
+    index: int
+    element: int
+    work: int
+    stream: int
+    subject: int
+    seconds: float
+    host_seconds: float
+    is_async: bool
+    group: int
+    peer: int
+    sequence: int
+    lane: int  # of its communication
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a rank plays from; one for all ranks that play the same program."""
+
+    program: StepProgram
+    items: tuple[Run | Call, ...]
+    lanes: tuple[Lane, ...]
+    stream_lanes: dict[int, int]
+    lane: np.ndarray  # int32 [element]
+    n_runs: int
+    calls: np.ndarray  # int64: the elements that are calls
+    _run: np.ndarray  # int64 [element], of calls the run before
+    _asked: np.ndarray  # float64 [element]: after its run began
+    _kernels: np.ndarray  # int64: elements
+    _is_first: np.ndarray  # bool [kernel]: of its run
+    _busy: np.ndarray  # float64 [kernel]
+    _late: np.ndarray  # float64 [kernel]
+
+    def issued(self, began: np.ndarray) -> np.ndarray:
+        """When the host asked for each element, given when it began each run; not filled in for calls."""
+        return began[self._run] + self._asked if len(began) else np.zeros(len(self.program))
+
+    def kernels(self, began: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Elements that are kernels, their starts and ends, given when their streams were free for each run."""
+        kernels, runs = self._kernels, self._run[self._kernels]
+        end = np.maximum(free[runs] + self._busy, began[runs] + self._late)
+        # The end of one is the start of the next to the last bit, if nothing lies between.
+        before = np.where(self._is_first, free[runs], np.roll(end, 1))
+        there = began[runs] + self._asked[kernels] + self.program.host_seconds[kernels]
+        return kernels, np.maximum(before, there), end
+
+
+def score_of(program: StepProgram) -> Score:
+    work, host = program.work, program.host_seconds
+    is_kernel, is_plain = work == Work.KERNEL, np.isin(work, _PLAIN)
+    begins = _begins(program, is_kernel, is_plain)
+    starts = np.flatnonzero(begins)
+    item = np.cumsum(begins) - 1  # of each element
+    is_run = is_plain[starts]
+    run = np.maximum(np.cumsum(is_run) - 1, 0)[item] if len(item) else item
+
+    on_host = host + program.seconds * is_kernel if program.is_synchronous else host
+    asked = _since(starts, item, np.cumsum(on_host) - on_host)
+    kernels = np.flatnonzero(is_kernel)
+    is_first = np.diff(item[kernels], prepend=-1) != 0
+    busy, late = _work_and_delay(program, asked, kernels, is_first)
+
+    lanes, stream_lanes, lane = _lanes(program)
+    last = np.flatnonzero(np.append(is_first[1:], True)) if len(kernels) else kernels  # kernel of its run
+    ends = {int(item[kernels[k]]): k for k in last.tolist()}
+    spans = np.add.reduceat(on_host, starts) if len(starts) else on_host
+    items = _items(program, starts, is_run, spans, ends, kernels, busy, late, lane)
+    return Score(
+        program, items, lanes, stream_lanes, lane, int(is_run.sum()), starts[~is_run], run, asked, kernels, is_first,
+        busy, late,
+    )  # fmt: skip
+
+
+def _begins(program: StepProgram, is_kernel: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
+    """Where an item begins: at and after every call, and where kernels change to another stream."""
+    begins = ~is_plain
+    begins[1:] |= ~is_plain[:-1]
+    begins[:1] = True
+    if not program.is_synchronous:
+        kernels = np.flatnonzero(is_kernel)
+        stream = program.stream[kernels]
+        begins[kernels[1:]] |= stream[1:] != stream[:-1]
+    return begins
+
+
+def _since(starts: np.ndarray, item: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """A running total, counted from the start of each item."""
+    return total - total[starts][item] if len(starts) else total
+
+
+def _work_and_delay(
+    program: StepProgram, asked: np.ndarray, kernels: np.ndarray, is_first: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each kernel: seconds of work in its run up to its end, and its end on a stream that is idle."""
+    seconds = program.seconds[kernels]
+    there = (asked + program.host_seconds)[kernels]
+    if program.is_synchronous:
+        return np.zeros(len(kernels)), there + seconds
+    total = np.cumsum(seconds)
+    firsts = np.flatnonzero(is_first)
+    before = (total - seconds)[firsts]
+    busy = total - before[np.cumsum(is_first) - 1] if len(firsts) else total
+    late, end = [], 0.0
+    for at, takes, begins in zip(there.tolist(), seconds.tolist(), is_first.tolist(), strict=True):
+        end = (at if begins or at > end else end) + takes
+        late.append(end)
+    return busy, np.array(late)
+
+
+def _items(
+    program: StepProgram, starts: np.ndarray, is_run: np.ndarray, spans: np.ndarray, ends: dict[int, int],
+    kernels: np.ndarray, busy: np.ndarray, late: np.ndarray, lane: np.ndarray,
+) -> tuple[Run | Call, ...]:  # fmt: skip
+    columns = (
+        program.work, program.stream, program.subject, program.seconds, program.host_seconds, program.is_async,
+        program.group, program.peer, program.sequence, lane,
+    )  # fmt: skip
+    calls = zip(*(column[starts[~is_run]].tolist() for column in columns), strict=True)
+    found: list[Run | Call] = []
+    n_runs = 0
+    for number, (element, is_plain, span) in enumerate(
+        zip(starts.tolist(), is_run.tolist(), spans.tolist(), strict=True)
+    ):
+        if not is_plain:
+            found.append(Call(number - n_runs, element, *next(calls)))
+            continue
+        k = ends.get(number)
+        if k is None or program.is_synchronous:
+            found.append(Run(n_runs, -1, span, 0.0, 0.0))
+        else:
+            found.append(Run(n_runs, int(program.stream[kernels[k]]), span, float(busy[k]), float(late[k])))
+        n_runs += 1
+    return tuple(found)
+
+
+def _lanes(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np.ndarray]:
+    """The host, the streams, and a lane for each way of communication, in the order they are first used."""
+    lanes = [Lane(LaneKind.HOST, "program", -1)]
+    lane = np.zeros(len(program), np.int32)
+    is_kernel = program.work == Work.KERNEL
+    streams: dict[int, int] = {}
+    on_streams = (program.work != Work.HOST) & (program.work != Work.STEP)
+    for number in np.unique(program.stream[on_streams]).tolist():
+        if number >= 0:
+            streams[number] = len(lanes)
+            if not program.is_synchronous:
+                lane[is_kernel & (program.stream == number)] = len(lanes)
+            lanes.append(Lane(LaneKind.STREAM, f"stream {number}", number))
+    ways: dict[tuple[int, ...], int] = {}
+    for i in np.flatnonzero(np.isin(program.work, _TALK)).tolist():
+        group, work = int(program.group[i]), int(program.work[i])
+        way = (group,) if work == Work.COLLECTIVE else (group, int(program.peer[i]), work)
+        if way not in ways:
+            ways[way] = len(lanes)
+            lanes.append(Lane(LaneKind.COMMUNICATION, _name_of_way(program, way), group))
+        lane[i] = ways[way]
+    return tuple(lanes), streams, lane
+
+
+def _name_of_way(program: StepProgram, way: tuple[int, ...]) -> str:
+    name = program.group_names[way[0]] or "group"
+    if len(way) > 1:
+        name = f"{name} {'to' if way[2] == Work.SEND else 'from'} rank {way[1]}"
+    return f"{name} ({len(program.groups[way[0]])} ranks)"
