@@ -101,6 +101,35 @@ def test_modules_are_nested_in_the_time_of_host_and_stream(tmp_path):
     assert phases == ["forward"] * 5 + ["backward"] * 4
 
 
+def test_a_sum_of_gradients_does_not_end_the_backward_of_a_module(tmp_path):
+    script = Script()
+    for name in ("layers", "layers.0", "layers.1"):
+        script.enter(name)
+        script.leave()
+    script.phase = Phase.BACKWARD
+    script.kernel("aten.a.default", us=5, host=0, module="layers.1")
+    script.kernel("aten.add_.Tensor", us=1, host=0)
+    script.kernel("aten.b.default", us=5, host=0, module="layers.1")
+    script.kernel("aten.add_.Tensor", us=1, host=0)
+    script.kernel("aten.c.default", us=5, host=0, module="layers.0")
+    script.kernel("aten.add_.Tensor", us=1, host=0)
+    events, _ = _written(tmp_path, script)
+    assert spans(tracks_of(events)["modules, stream 0"]) == [
+        ("layers", 0, 17), ("layers.1", 0, 11), ("layers.0", 12, 17),
+    ]  # fmt: skip
+
+
+def test_a_backward_inside_a_call_belongs_to_the_call(tmp_path):
+    script = Script()
+    script.enter("net")
+    script.phase = Phase.BACKWARD
+    script.kernel(us=5, host=0, module="inner")
+    script.leave()
+    script.kernel(us=5, host=0, module="inner")
+    events, _ = _written(tmp_path, script)
+    assert spans(tracks_of(events)["modules, stream 0"]) == [("net", 0, 5), ("inner", 5, 10)]
+
+
 def test_tracks_are_numbered_from_top_to_bottom(tmp_path):
     script = two_layers()
     script.kernel(stream=7)
@@ -147,6 +176,21 @@ def test_micro_batches_meet_their_backward_in_order(tmp_path):
     events, _ = _written(tmp_path, script)
     pairs = [(a, b) for a, _, b, _ in _arrows(events, "forward to backward")]
     assert pairs == [("aten.a", "aten.a_backward"), ("aten.b", "aten.b_backward")]
+
+
+def test_a_module_that_comes_up_twice_in_each_backward_has_one_arrow_for_each_call(tmp_path):
+    script = Script()
+    for name in ("aten.a.default", "aten.b.default"):
+        script.enter("net")
+        script.kernel(name, host=0)
+        script.leave()
+    script.phase = Phase.BACKWARD
+    for name in ("aten.a1", "aten.a2", "aten.b1", "aten.b2"):
+        script.kernel(f"{name}.default", host=0, module="net")
+        script.kernel("aten.mm.default", host=0, module="other")
+    events, _ = _written(tmp_path, script)
+    pairs = [(a, b) for a, _, b, _ in _arrows(events, "forward to backward")]
+    assert pairs == [("aten.a", "aten.a1"), ("aten.b", "aten.b1")]
 
 
 def test_what_autograd_saved_and_loaded_ties_an_operator_to_its_backward(tmp_path):
@@ -207,6 +251,21 @@ def test_time_spent_waiting_for_peers_is_a_slice_of_its_own(tmp_path):
     assert (args["kind"], args["group"], args["ranks"], args["bytes"]) == ("all_reduce", "tp", "0-1", 64)
     assert spans(tracks["stream 0"]) == [
         ("aten.mm", 1, 11), ("waiting for all_reduce", 11, 71), ("aten.relu", 71, 74),
+    ]  # fmt: skip
+
+
+def test_waiting_for_peers_begins_when_the_lane_is_free(tmp_path):
+    script = Script(groups=((0, 1),))
+    script.collective(is_async=True)
+    script.collective(is_async=True)
+    recording, timeline = script.played()
+    times = {"start": [10, 50], "end": [30, 60], "ready": [5, 8]}
+    timeline = replace(timeline, **{name: np.array(us) * 1e-6 for name, us in times.items()})
+    write_trace(tmp_path / "t.json", recording, timeline)
+    tracks = tracks_of(read_checked(tmp_path / "t.json"))
+    assert spans(tracks["group 0 (2 ranks)"]) == [
+        ("waiting for peers: all_reduce", 5, 10), ("all_reduce", 10, 30),
+        ("waiting for peers: all_reduce", 30, 50), ("all_reduce", 50, 60),
     ]  # fmt: skip
 
 
@@ -287,6 +346,32 @@ def test_transfers_that_happen_at_once_get_tracks_of_their_own(tmp_path):
     lane = timeline.lanes[timeline.lane[0]].name
     assert spans(tracks[lane]) == [("send", 0, 50)]
     assert spans(tracks[f"{lane} (2)"]) == [("waiting for peers: send", 0, 10), ("send", 10, 60)]
+
+
+def test_modules_stay_apart_where_a_lane_does_two_things_at_once(tmp_path):
+    script = Script()
+    for name in ("a", "b"):
+        script.enter(name)
+        script.kernel(host=0)
+        script.leave()
+    recording, timeline = script.played()
+    timeline = replace(timeline, start=np.array([0.0, 10e-6]), end=np.array([50e-6, 60e-6]))
+    write_trace(tmp_path / "t.json", recording, timeline)
+    tracks = tracks_of(read_checked(tmp_path / "t.json"))
+    assert spans(tracks["modules, stream 0"]) == [("a", 0, 10), ("b", 10, 60)]
+
+
+def test_a_nanosecond_of_rounding_makes_no_second_track(tmp_path):
+    script = Script()
+    script.kernel(host=0)
+    script.kernel(host=0)
+    recording, timeline = script.played()
+    timeline = replace(timeline, start=np.array([0.0, 10e-6]), end=np.array([10.001e-6, 20e-6]))
+    write_trace(tmp_path / "t.json", recording, timeline)
+    assert spans(tracks_of(read_checked(tmp_path / "t.json"))["stream 0"]) == [
+        ("aten.mm", 0, 10),
+        ("aten.mm", 10, 20),
+    ]
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", 'a"b\\', "é\u2028\x00", "\ud800", "x" * 5000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,17 @@ def test_short_neighbours_are_merged_and_long_ones_stay():
     assert int(slices.busy_ns[at].sum()) == 709_000
     assert thinned.n_left_out == len(trace.slices) - len(slices)
     assert "merged with their neighbours" in thinned.left_out[0]
+
+
+def test_of_equal_slices_none_is_merged_more_than_needed():
+    script = Script()
+    for _ in range(300):
+        script.kernel(us=10, host=10)
+    whole = full_trace(*script.played()).trace
+    trace = thin(whole, 400)
+    stream = next(i for i, track in enumerate(trace.tracks) if track.name == "stream 0")
+    assert trace.slices.n_merged[trace.slices.track == stream].max() <= 4
+    assert 350 <= count_events(trace) <= 410
 
 
 def test_gaps_are_not_bridged_while_there_is_room():
@@ -139,3 +152,16 @@ def test_whatever_a_program_does_its_trace_keeps_the_rules(tmp_path, actions, ma
         assert sum(e["ph"] == "X" and e["cat"] == "kernel" for e in events) == n_kernels
     write_merged_trace(tmp_path / "m.json", ranks, max_events=max_events)
     read_checked(tmp_path / "m.json")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ACTIONS, min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_whatever_a_timeline_says_its_trace_keeps_the_rules(tmp_path, actions, random):
+    """Times that no replay would give: overlapping, out of order, missing."""
+    recording, timeline = _perform(Script(groups=((0, 1),)), actions, 1.0).played()
+    n = len(timeline.start)
+    start = np.array([random.choice([float("nan"), random.random() * 1e-4]) for _ in range(n)])
+    end = start + np.array([random.random() * 5e-5 for _ in range(n)])
+    ready = start - np.array([random.choice([0.0, 1e-5]) for _ in range(n)])
+    write_trace(tmp_path / "t.json", recording, replace(timeline, start=start, end=end, ready=ready))
+    read_checked(tmp_path / "t.json")

@@ -136,9 +136,11 @@ def _backward_runs(
         rows[border % 2 == 0],
         border[border % 2 == 0],
     )  # what runs inside a call belongs to that call
+    module = recording.columns["module"][rows].astype(np.int64)
+    # Gradients are summed by operators of no module, in the middle of others: they end no run.
+    rows, border, module = rows[module >= 0], border[module >= 0], module[module >= 0]
     if len(rows) == 0:
         return []
-    module = recording.columns["module"][rows].astype(np.int64)
     step = steps_of(recording, rows)
     changed = (module[1:] != module[:-1]) | (border[1:] != border[:-1]) | (step[1:] != step[:-1])
     begins = np.flatnonzero(np.append(True, changed))

@@ -8,7 +8,7 @@ Text from the program is data: it stands in the JSON, and the script of the page
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from windtunnel.report.trace_model import Trace
 
 __all__ = ["PAGE_EVENTS", "TracePage", "trace_page"]
 
-PAGE_EVENTS = 150_000  # a page of about 3 MB, drawn at once
+PAGE_EVENTS = 120_000  # a page of some megabytes that is drawn without delay
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -59,6 +59,7 @@ def trace_page(
 
 
 def _document(trace: Trace) -> dict[str, object]:
+    trace = _with_used_labels(trace)
     order = sorted(range(len(trace.tracks)), key=lambda i: (trace.tracks[i].rank, trace.tracks[i].order))
     return {
         "ranks": list(trace.ranks),
@@ -74,6 +75,12 @@ def _document(trace: Trace) -> dict[str, object]:
             "to": [number for each in trace.arrows for number in each.to_slice.tolist()],
         },
     }
+
+
+def _with_used_labels(trace: Trace) -> Trace:
+    used, label = np.unique(trace.slices.label, return_inverse=True)
+    slices = replace(trace.slices, label=label.astype(np.int32))
+    return replace(trace, labels=tuple(trace.labels[i] for i in used.tolist()), slices=slices)
 
 
 def _track(trace: Trace, number: int) -> dict[str, object]:

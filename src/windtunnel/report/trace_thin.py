@@ -18,6 +18,7 @@ from windtunnel.units import format_us
 __all__ = ["count_events", "only_step", "thin"]
 
 _NESTED_SHARE, _ARROW_SHARE = 0.15, 0.35  # of the events; the rest is for lanes
+_NEVER = np.iinfo(np.int64).max
 _FEW = 100  # labels and tracks of a small trace are worth no thinning
 
 
@@ -85,14 +86,12 @@ def _fewer_slices(
     n_over = len(lane_at) - max(1, n_lanes)
     if n_over > 0 and len(lane_at) > 1:
         weight = _link_weights(slices, lane_at)
-        n_over = min(n_over, int((weight < np.iinfo(np.int64).max).sum()))
-        limit = int(np.partition(weight, n_over - 1)[n_over - 1]) if n_over > 0 else -1
-        joined = lane_at[1:][weight <= limit]
-        begins[joined] = False
-        if len(joined):
+        links = _weakest(weight, min(n_over, int((weight < _NEVER).sum())))
+        begins[lane_at[1:][links]] = False
+        if len(links):
             sentences.append(
-                f"{len(joined):,} slices are merged with their neighbours: all are shorter than"
-                f" {format_us((limit + 1) / 1e3)}, and so are the gaps between them"
+                f"{len(links):,} slices are merged with their neighbours: none is longer than"
+                f" {format_us(int(weight[links].max()) / 1e3)}, nor is a gap between them"
             )
     dropped = np.zeros(len(slices), bool)
     nested_at = np.flatnonzero(is_nested)
@@ -103,12 +102,22 @@ def _fewer_slices(
     return _merged(trace, begins, dropped), sentences
 
 
+def _weakest(weight: np.ndarray, n: int) -> np.ndarray:
+    """Indices of the `n` smallest; of equal ones some here and some there, so that no part is merged whole."""
+    if n <= 0:
+        return np.zeros(0, np.int64)
+    limit = np.partition(weight, n - 1)[n - 1]
+    below, equal = np.flatnonzero(weight < limit), np.flatnonzero(weight == limit)
+    spread = np.linspace(0, len(equal) - 1, n - len(below)).astype(np.int64)
+    return np.sort(np.append(below, equal[spread]))
+
+
 def _link_weights(slices: Slices, at: np.ndarray) -> np.ndarray:
     """How long a limit joins each slice with the one before; never across tracks."""
     start, end, track = slices.start_ns[at], slices.end_ns[at], slices.track[at]
     length = end - start
     weight = np.maximum(np.maximum(length[1:], length[:-1]), start[1:] - end[:-1])
-    return np.where(track[1:] == track[:-1], weight, np.iinfo(np.int64).max)
+    return np.where(track[1:] == track[:-1], weight, _NEVER)
 
 
 def _merged(trace: Trace, begins: np.ndarray, dropped: np.ndarray) -> Trace:
