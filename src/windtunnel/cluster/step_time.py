@@ -53,6 +53,7 @@ class WorldTime:
     )  # the first step, which allocates and does what is done once; None: the only step
     all_steps: tuple[float, ...]
     ranks: dict[int, RankTime]  # the ranks that were played
+    n_steps: int = 0  # optimizer steps that all ranks took; 0: the whole program is taken as one
 
     @property
     def bubble_share(self) -> float:
@@ -80,7 +81,7 @@ def time_of(world: WorldTimeline) -> WorldTime:
     steady = float(np.median(steps[1:])) if len(steps) > 1 else float(steps[0])
     warm_up = float(steps[0]) if len(steps) > 1 else None
     ranks = {number: _rank_time(timeline) for number, timeline in world.ranks.items()}
-    return WorldTime(steady, warm_up, tuple(steps.tolist()), ranks)
+    return WorldTime(steady, warm_up, tuple(steps.tolist()), ranks, n_steps)
 
 
 def step_window(timeline: RankTimeline) -> tuple[float, float]:

@@ -124,6 +124,14 @@ def _check_time(request: RunRequest) -> None:
         raise UsageError(
             f"tokens per step is {request.tokens_per_step}, and at least 1 is needed", hint="leave it out"
         )
+    if request.network is not None and request.world_size == 1:
+        raise UsageError("--network has no effect on a job of 1 card", hint="add --world-size")
+    beyond = [rank for rank in request.trace_ranks or () if rank >= request.world_size]
+    if beyond:
+        raise UsageError(
+            f"there is no rank {beyond[0]} to trace: world size {request.world_size} has ranks 0 to {request.world_size - 1}",
+            hint="--trace-ranks 0",
+        )
     if request.workspace_file is not None:
         WorkspaceTable.built_in().with_file(request.workspace_file)
     if request.level >= 3 and request.world_size > 1:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default=DEFAULT_DEVICE, metavar="NAME",
         help="accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="cards of the job")
-    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 4)")
+    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 8)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="R", help="simulate this rank only")
     which.add_argument(
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of one step of the whole job (default: counted)",
     )
-    add("--trace-ranks", metavar="LIST", help="ranks that get a trace, such as 0,8-11 (default: up to 8)")
+    add("--trace-ranks", metavar="LIST", help="ranks that get a trace, such as 0,8-11 (default: up to 4)")
     add("--library-buffers", action="store_true",
         help="take the estimated buffers of NCCL or HCCL off the usable memory")  # fmt: skip
     add(
@@ -173,7 +173,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         tokens_per_step=args.tokens_per_step,
         trace_ranks=None
         if args.trace_ranks is None
-        else tuple(_rank_list(args.trace_ranks, "--trace-ranks")),
+        else tuple(dict.fromkeys(_rank_list(args.trace_ranks, "--trace-ranks"))),
     )
     check_request(request)
     return request

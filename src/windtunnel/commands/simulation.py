@@ -95,7 +95,13 @@ def simulate(
             drawn, is_interrupted = {}, True  # the report is worth more than its pictures
     for rank, notes in drawn.items():
         reported[rank] = _noted(reported[rank], notes)
-    simulation = summarise(request, reported, representative, mismatches, tell)
+    if is_interrupted:
+        request = _without_time(request)
+    try:
+        simulation = summarise(request, reported, representative, mismatches, tell)
+    except KeyboardInterrupt:  # what was found until now is worth a report
+        is_interrupted = True
+        simulation = summarise(_without_time(request), reported, representative, mismatches, tell)
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
     return simulation
@@ -126,6 +132,10 @@ def summarise(
         result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in results))
         codes.append(CANNOT_RECORD)
     return Simulation(result, tuple(codes))
+
+
+def _without_time(request: RunRequest) -> RunRequest:
+    return replace(request, level=min(request.level, 2))
 
 
 def _timed(

@@ -35,6 +35,7 @@ from windtunnel.timing.step_profile import StepProfile, profile_of, tokens_of
 __all__ = ["Timed", "time_run"]
 
 _MOST_NAMED = 5
+_TAKES_TIME = (Work.KERNEL, Work.COLLECTIVE, Work.SEND, Work.RECEIVE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def time_run(
     representative: Mapping[int, int],
     tell: Callable[[str], None] = lambda text: None,
 ) -> Timed | None:
-    """Time the ranks that ran to their end; None if there is none."""
+    """Time the ranks that ran to their end; None if there is none, or if they did nothing on a device."""
     recordings = _recordings(request, results)
     if not recordings:
         return None
@@ -74,22 +75,25 @@ def time_run(
     for rank, recording in recordings.items():
         tell(f"timing rank {rank}, {len(ranks) + 1} of {len(recordings)}")
         ranks[rank] = _prepare(request, rank, recording, row_costs(recording, source), network)
+    if not any(np.isin(each.program.work, _TAKES_TIME).any() for each in ranks.values()):
+        return None
     tell(f"playing {len(ranks)} ranks together")
     programs = {rank: each.program for rank, each in ranks.items()}
     world = replay_world(programs, representative, request.world_size)
     time = time_of(world)
-    played = {rank: each for rank, each in ranks.items() if rank in world.ranks}
-    profiles = {rank: _profile(each, world, rank) for rank, each in played.items()}
+    profiles = {rank: _profile(each) for rank, each in ranks.items()}
     result = _summary(request, world, time, ranks, profiles, representative)
     result = replace(result, source=source.description, network=_words(network) if network else "")
-    traces = write_traces(request, {r: e.recording for r, e in played.items()}, world, results, tell)
+    played = {rank: each.recording for rank, each in ranks.items() if rank in world.ranks}
+    traces = write_traces(request, played, world, results, tell)
     result = replace(result, notes=(*result.notes, *traces.notes))
+    times = {rank: replace(time.ranks[player], rank=rank) for rank, player in world.image.items()}
     timed = {
-        rank: RankTimeResult(time.ranks[rank], profile, traces.of(rank).file, traces.of(rank).n_left_out)
+        rank: RankTimeResult(times[rank], profile, traces.of(rank).file, traces.of(rank).n_left_out)
         for rank, profile in profiles.items()
+        if rank in times
     }
-    step_us = {rank: time.ranks[player].step_seconds * 1e6 for rank, player in world.image.items()}
-    return Timed(result, timed, step_us)
+    return Timed(result, timed, {rank: each.step_seconds * 1e6 for rank, each in times.items()})
 
 
 def _recordings(request: RunRequest, results: Mapping[int, RankResult]) -> dict[int, Recording]:
@@ -106,17 +110,16 @@ def _prepare(
     return _Rank(recording, costs, program, is_recomputed(recording))
 
 
-def _profile(rank: _Rank, world: WorldTimeline, number: int) -> StepProfile:
-    return profile_of(rank.recording, _step_rows(world, number), rank.costs, rank.is_again)
+def _profile(rank: _Rank) -> StepProfile:
+    return profile_of(rank.recording, _step_rows(rank.program), rank.costs, rank.is_again)
 
 
-def _step_rows(world: WorldTimeline, rank: int) -> np.ndarray:
+def _step_rows(program: StepProgram) -> np.ndarray:
     """Rows of the recording that were asked for in the last step."""
-    timeline = world.ranks[rank]
-    steps = np.flatnonzero(timeline.program.work == Work.STEP)
+    steps = np.flatnonzero(program.work == Work.STEP)
     first = int(steps[-2]) + 1 if len(steps) > 1 else 0
-    last = int(steps[-1]) + 1 if len(steps) else len(timeline.program)
-    return timeline.program.row[first:last]
+    last = int(steps[-1]) + 1 if len(steps) else len(program)
+    return program.row[first:last]
 
 
 def _summary(
@@ -135,12 +138,13 @@ def _summary(
     known = [flops[shown_by] for shown_by in representative.values() if shown_by in flops]
     scale = request.world_size / len(known) if known else 0.0  # ranks that were not looked at: as the others
     peak, peak_of = _peak(request.device)
-    tokens, basis = _tokens(request, ranks, world)
+    tokens, basis = _tokens(request, ranks)
     n = max(len(time.ranks), 1)
     return TimeResult(
         step_seconds=time.step_seconds,
         warm_up_seconds=time.warm_up_seconds,
         all_steps_seconds=time.all_steps,
+        n_steps=time.n_steps,
         source="",
         tokens_per_step=tokens,
         tokens_basis=basis,
@@ -175,17 +179,11 @@ def _peak(device: DeviceProfile) -> tuple[float, str]:
     return device.fp16_tflops * 1e12, "fp16"
 
 
-def _tokens(request: RunRequest, ranks: Mapping[int, _Rank], world: WorldTimeline) -> tuple[int | None, str]:
+def _tokens(request: RunRequest, ranks: Mapping[int, _Rank]) -> tuple[int | None, str]:
     if request.tokens_per_step is not None:
         return request.tokens_per_step, "as --tokens-per-step says"
-    each = max(
-        (
-            tokens_of(r.recording, _step_rows(world, rank), r.is_again)
-            for rank, r in ranks.items()
-            if rank in world.ranks
-        ),
-        default=0,
-    )
+    counted = (tokens_of(rank.recording, _step_rows(rank.program), rank.is_again) for rank in ranks.values())
+    each = max(counted, default=0)
     if not each:
         return None, ""
     shared = {rank: shared_groups(r.recording, r.program) for rank, r in ranks.items()}
@@ -203,8 +201,10 @@ def _notes(
     request: RunRequest, world: WorldTimeline, time: WorldTime, shown: StepProfile | None
 ) -> list[str]:
     notes = []
-    if time.warm_up_seconds is None:
-        notes.append("only one step ran: it contains what is done once; --steps 3 shows a steady one")
+    if time.n_steps == 1:
+        notes.append(
+            "only one step ran, and it contains what is done once: a run of 3 steps shows a steady one"
+        )
     if shown is not None and shown.bounded:
         named = ", ".join(f"{name} ({count})" for name, count in list(shown.bounded.items())[:_MOST_NAMED])
         more = f" and {len(shown.bounded) - _MOST_NAMED} more" if len(shown.bounded) > _MOST_NAMED else ""

@@ -30,6 +30,7 @@ class TimeResult:
     step_seconds: float
     warm_up_seconds: float | None
     all_steps_seconds: tuple[float, ...]
+    n_steps: int  # optimizer steps; 0: the program took none, and all of it counts as one
     source: str  # where the times of operators come from: "measured on ...", "model of h100-80gb ..."
     tokens_per_step: int | None = None
     tokens_basis: str = ""  # how they were counted

@@ -30,7 +30,8 @@ def time_parts(result: RunResult) -> list[RenderableType]:
     timed = {
         rank.rank: rank.time for rank in result.ranks if rank.time is not None and rank.status != "same_as"
     }
-    shown = timed.get(result.time.slowest_rank if result.time.slowest_rank is not None else -1)
+    shown_by = {rank.rank: rank.rank if rank.same_as is None else rank.same_as for rank in result.ranks}
+    shown = timed.get(shown_by.get(result.time.slowest_rank, -1))
     parts: list[RenderableType] = [Text(), Text(_headline(result.time), style="bold"), *_facts(result.time)]
     if len(timed) > 1:
         parts += _titled("Where the time of a step goes, by rank", _rank_table(timed))
@@ -45,6 +46,8 @@ def time_parts(result: RunResult) -> list[RenderableType]:
 
 
 def _headline(time: TimeResult) -> str:
+    if not time.n_steps:
+        return f"All the program does once it is built takes {_seconds(time.step_seconds)}"
     text = f"One step takes {_seconds(time.step_seconds)}"
     if time.warm_up_seconds is not None:
         text += f" (the first, with what is done once, {_seconds(time.warm_up_seconds)})"
@@ -107,7 +110,7 @@ def _operator_table(shown: RankTimeResult) -> FittedTable:
     rows: list[tuple[Cell, ...]] = []
     for op in shown.profile.operators[:_TOP_OPERATORS]:
         reached = f"{op.tflops:.1f} Tflop/s" if op.tflops >= 0.1 else f"{op.gbs:.0f} GB/s"
-        plain = [part.partition(" ")[0] for part in op.shapes.split(", ")]
+        plain = [part.partition(" ")[0] for part in op.shapes.split(", ") if not part.startswith("and ")]
         shapes: Cell = (op.shapes, " · ".join(plain), " · ".join(plain[:2]), plain[0])
         rows.append(
             (op.op, _seconds(op.seconds), f"{100 * op.seconds / whole:.1f}%", str(op.count), reached, shapes)

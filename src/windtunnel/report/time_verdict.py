@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windtunnel.cluster.step_time import RankTime
+from windtunnel.timing.op_classes import OpClass
 from windtunnel.timing.step_profile import StepProfile
 from windtunnel.units import format_us
 
 __all__ = ["bound_by", "slowest_why"]
 
-_ARITHMETIC = ("matmul", "attention", "conv", "rnn")  # classes that compute; the rest moves bytes
+_ARITHMETIC = frozenset(  # classes that compute; the rest moves bytes
+    each.value
+    for each in (
+        OpClass.MATMUL,
+        OpClass.CONVOLUTION,
+        OpClass.ATTENTION,
+        OpClass.ATTENTION_BACKWARD,
+        OpClass.RECURRENT,
+    )
+)
 _WORTH_NAMING = 0.05  # of the step
 _MUCH = 0.02  # more than the median rank
 _ADVICE = {
@@ -67,7 +77,7 @@ def slowest_why(ranks: Mapping[int, RankTime], slowest: RankTime) -> str:
 
 
 def _shares(time: RankTime, profile: StepProfile) -> dict[str, tuple[float, str]]:
-    arithmetic = sum(s for name, s in profile.by_class.items() if name.startswith(_ARITHMETIC))
+    arithmetic = sum(s for name, s in profile.by_class.items() if name in _ARITHMETIC)
     total = sum(profile.by_class.values()) or 1.0
     computed = time.compute_seconds * arithmetic / total
     axes = sorted(time.exposed_seconds, key=lambda axis: -time.exposed_seconds[axis])

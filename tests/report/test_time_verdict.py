@@ -1,0 +1,112 @@
+"""What bounds a step, in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.report.timed import PROFILE
+from windtunnel.cluster.step_time import RankTime
+from windtunnel.report.time_verdict import bound_by, slowest_why
+from windtunnel.timing.op_classes import OpClass
+
+COMPUTING = replace(PROFILE, by_class={"matmul": 3.0, "convolution": 1.0, "elementwise": 1.0})
+
+
+def time(compute=0.0, **parts):
+    spent = sum(sum(p.values()) if isinstance(p, dict) else p for p in parts.values())
+    return RankTime(0, compute + spent, compute, **parts)
+
+
+def test_arithmetic():
+    assert bound_by(time(10.0), COMPUTING) == (
+        "80 % of the step is matrix products, convolutions and attention; 20 % operators that move bytes rather than compute;"
+        " only faster arithmetic (a lower precision, fewer recomputations, more cards) makes it shorter."
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "begins", "advice"),
+    [
+        ({"exposed_seconds": {"dp": 1.0, "tp": 6.0, "pp": 0.5, "ep": 0.0}},
+         "75 % of the step is waiting for data under way (tp, dp)", "overlapping it"),
+        ({"bubble_seconds": 7.5}, "75 % of the step is waiting for other pipeline stages", "more micro-batches"),
+        ({"peers_seconds": {"tp": 7.5}}, "75 % of the step is waiting for slower ranks", "balancing the ranks"),
+        ({"streams_seconds": 7.5}, "75 % of the step is waiting for other streams", "off the critical path"),
+        ({"host_seconds": 7.5}, "75 % of the step is the program itself", "CUDA graphs"),
+    ],
+)  # fmt: skip
+def test_the_largest_part_is_named_with_what_helps(parts, begins, advice):
+    text = bound_by(time(2.5, **parts), COMPUTING)
+    assert text.startswith(begins)
+    assert "; 20 % matrix products, convolutions and attention" in text
+    assert advice in text
+    assert text.endswith("would make it shorter.")
+    assert "5 % operators that move bytes" in text  # exactly one in twenty is worth naming
+
+
+def test_small_parts_are_not_named():
+    text = bound_by(time(9.7, host_seconds=0.3), COMPUTING)
+    assert "the program itself" not in text
+
+
+def test_on_a_cpu_nobody_is_told_to_use_cuda():
+    text = bound_by(time(1.0, host_seconds=9.0), COMPUTING, is_cpu=True)
+    assert text.startswith("90 % of the step is the program itself")
+    assert "CUDA" not in text
+
+
+def test_nothing_takes_time():
+    assert bound_by(time(), replace(PROFILE, by_class={})) == "Nothing in the step takes time."
+    assert bound_by(RankTime(0, 1.0, 0.0), PROFILE) == "Nothing in the step takes time."
+
+
+@pytest.mark.parametrize(
+    "op_class",
+    [OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION, OpClass.ATTENTION_BACKWARD, OpClass.RECURRENT],
+)
+def test_every_class_that_computes_is_arithmetic(op_class):
+    text = bound_by(time(1.0), replace(PROFILE, by_class={op_class.value: 1.0}))
+    assert text.startswith("100 % of the step is matrix products, convolutions and attention")
+
+
+@pytest.mark.parametrize("op_class", [OpClass.NORM, OpClass.OPTIMIZER, OpClass.LOSS, OpClass.OTHER])
+def test_every_other_class_moves_bytes(op_class):
+    text = bound_by(time(1.0), replace(PROFILE, by_class={op_class.value: 1.0}))
+    assert text.startswith("100 % of the step is operators that move bytes rather than compute")
+
+
+def ranks(*times):
+    return {i: replace(each, rank=i) for i, each in enumerate(times)}
+
+
+def test_one_rank_has_nobody_to_be_slower_than():
+    (only,) = ranks(time(1.0)).values()
+    assert slowest_why({0: only}, only) == ""
+
+
+def test_ranks_alike():
+    found = ranks(time(1.0), time(1.01), time(1.0))
+    assert slowest_why(found, found[1]) == "all ranks are about as long at work"
+
+
+def test_a_stage_that_computes_longer():
+    found = ranks(time(1.0, bubble_seconds=0.5), time(1.0, bubble_seconds=0.5), time(1.5))
+    assert slowest_why(found, found[2]) == (
+        "it computes 500.0 ms longer than the median rank, and is 50 % longer at work than the others"
+    )
+
+
+def test_a_rank_whose_program_is_slower():
+    waits = time(1.0, peers_seconds={"world": 0.25})
+    found = ranks(time(1.0, host_seconds=0.25), waits, waits)
+    assert slowest_why(found, found[0]) == (
+        "it waits for its own host 250.0 ms longer than the median rank, and is 25 % longer at work than the others"
+    )
+
+
+def test_a_rank_with_more_to_send():
+    waits = time(1.0, peers_seconds={"world": 0.25})
+    found = ranks(waits, time(1.0, exposed_seconds={"dp": 0.25}), waits)
+    assert slowest_why(found, found[1]).startswith("it has data under way 250.0 ms longer")
