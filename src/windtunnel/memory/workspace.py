@@ -22,6 +22,7 @@ from windtunnel.memory.workspace_table import Demand, WorkspaceTable
 __all__ = ["WorkspaceTable", "with_workspaces"]
 
 _NOTED = 5  # operators named in one note
+_NOTABLE_BYTES = 1 << 20  # a bound below this is not worth a note
 
 
 def with_workspaces(
@@ -184,14 +185,18 @@ def _notes(recording: Recording, table: WorkspaceTable, demands: Mapping[int, De
     names = {i: recording.signatures[i].name.removesuffix(".default") for i in demands}
     failed = {names[i]: demand.failed[0] for i, demand in demands.items() if demand.failed}
     bounds = {entry.name for entry in table.entries if entry.accuracy == "bound"}
-    bounded = sorted({names[i] for i, demand in demands.items() if bounds.intersection(demand.used)})
+    bounded: dict[str, int] = {}
+    for i, demand in demands.items():
+        if bounds.intersection(demand.used) and sum(demand.call) >= _NOTABLE_BYTES:
+            bounded[names[i]] = max(sum(demand.call), bounded.get(names[i], 0))
     notes = []
     if failed:
         first = next(iter(failed.values()))
         notes.append(f"the workspace of {_listed(sorted(failed))} is not counted ({first})")
     if bounded:
+        largest_first = sorted(bounded, key=lambda name: -bounded[name])
         notes.append(
-            f"the workspace of {_listed(bounded)} is counted by an upper bound, see docs/workspace.md"
+            f"the workspace of {_listed(largest_first)} is counted by an upper bound, see docs/workspace.md"
         )
     return notes
 
