@@ -9,7 +9,9 @@ import numpy as np
 
 from windtunnel.cluster.program import StepProgram, Work
 
-__all__ = ["program", "send", "receive", "kernel", "reduce_all"]
+__all__ = [
+    "host", "kernel", "program", "receive", "record_event", "reduce_all", "send", "step", "sync", "wait", "wait_event",
+]  # fmt: skip
 
 Step = tuple[Work, dict[str, Any]]
 
@@ -18,16 +20,47 @@ def kernel(seconds: float, stream: int = 0, host: float = 0.0) -> Step:
     return Work.KERNEL, {"seconds": seconds, "stream": stream, "host_seconds": host}
 
 
-def send(peer: int, group: int = 0, seconds: float = 0.0) -> Step:
-    return Work.SEND, {"peer": peer, "group": group, "seconds": seconds, "is_async": True}
+def host(seconds: float) -> Step:
+    return Work.HOST, {"host_seconds": seconds}
 
 
-def receive(peer: int, group: int = 0, seconds: float = 0.0) -> Step:
-    return Work.RECEIVE, {"peer": peer, "group": group, "seconds": seconds}
+def send(peer: int, group: int = 0, seconds: float = 0.0, is_async: bool = True, id: int = -1) -> Step:
+    fields = {"peer": peer, "group": group, "seconds": seconds, "is_async": is_async, "subject": id}
+    return Work.SEND, fields
 
 
-def reduce_all(seconds: float, group: int = 0, is_async: bool = False, id: int = 0) -> Step:
-    return Work.COLLECTIVE, {"seconds": seconds, "group": group, "is_async": is_async, "subject": id}
+def receive(peer: int, group: int = 0, seconds: float = 0.0, is_async: bool = False, id: int = -1) -> Step:
+    fields = {"peer": peer, "group": group, "seconds": seconds, "is_async": is_async, "subject": id}
+    return Work.RECEIVE, fields
+
+
+def reduce_all(
+    seconds: float, group: int = 0, is_async: bool = False, id: int = 0, stream: int = 0, host: float = 0.0
+) -> Step:
+    return Work.COLLECTIVE, {
+        "seconds": seconds, "group": group, "is_async": is_async, "subject": id, "stream": stream, "host_seconds": host,
+    }  # fmt: skip
+
+
+def wait(id: int, stream: int = 0) -> Step:
+    """Of a stream for a call."""
+    return Work.WAIT, {"subject": id, "stream": stream}
+
+
+def sync(stream: int = -1) -> Step:
+    return Work.SYNC, {"stream": stream}
+
+
+def record_event(id: int, stream: int = 0) -> Step:
+    return Work.RECORD_EVENT, {"subject": id, "stream": stream}
+
+
+def wait_event(id: int, stream: int = 0) -> Step:
+    return Work.WAIT_EVENT, {"subject": id, "stream": stream}
+
+
+def step(number: int = 1) -> Step:
+    return Work.STEP, {"subject": number}
 
 
 def program(

@@ -338,7 +338,7 @@ class _Rank:
             ready[score.calls], start[score.calls], end[score.calls] = np.array(self.met).T
         is_step = program.work == Work.STEP
         done = np.fmax.accumulate(np.fmax(end, issued))[is_step] if is_step.any() else np.zeros(0)
-        columns = list(zip(*self.stalls, strict=True)) if self.stalls else [()] * 5
+        columns = list(zip(*sorted(self.stalls), strict=True)) if self.stalls else [()] * 5
         types = (np.int64, np.int32, np.float64, np.float64, np.int64)
         stalls = Stalls(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
         return RankTimeline(
