@@ -49,6 +49,21 @@ def test_the_host_asks_and_the_stream_does(tmp_path):
     assert (file.n_left_out, file.left_out) == (0, ())
 
 
+def test_what_costs_the_host_nothing_was_issued_with_what_came_before(tmp_path):
+    script = Script()
+    script.kernel("aten.linear.default", us=10, host=4)
+    script.kernel("aten.add.Tensor", us=2, host=0)
+    script.enter("nothing")
+    script.leave()
+    events, _ = _written(tmp_path, script)
+    tracks = tracks_of(events)
+    assert spans(tracks["host"]) == [("aten.linear", 0, 4)]
+    assert [(a, b) for a, _, b, _ in _arrows(events, "launch")] == [
+        ("aten.linear", "aten.linear"), ("aten.linear", "aten.add"),
+    ]  # fmt: skip
+    assert "modules, as issued" not in tracks
+
+
 def test_a_kernel_says_where_it_comes_from_and_what_it_reads(tmp_path):
     script = Script()
     script.enter("layers.3")
@@ -308,11 +323,9 @@ def test_memory_is_a_counter_in_program_time(tmp_path):
         np.zeros((5, 8), np.int64),
     )  # fmt: skip
     events, _ = _written(tmp_path, script, memory=memory)
-    points = [
-        (e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated bytes"
-    ]
+    points = [(e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated"]
     assert points == [(0, 1), (2, 5), (2.001, 3), (4, 4), (6, 0)]
-    assert [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == "reserved bytes"] == [8] * 5
+    assert [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == "reserved"] == [8] * 5
 
 
 def test_of_one_step_the_counter_begins_with_what_was_held_before(tmp_path):
@@ -326,9 +339,7 @@ def test_of_one_step_the_counter_begins_with_what_was_held_before(tmp_path):
         np.zeros((3, 8)),
     )
     events, _ = _written(tmp_path, script, memory=memory, step=2)
-    points = [
-        (e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated bytes"
-    ]
+    points = [(e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated"]
     assert [value for _, value in points] == [7, 9]
     assert points[0][0] == 9
 

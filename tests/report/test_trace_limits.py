@@ -32,11 +32,11 @@ def test_beyond_the_limit_the_last_step_is_kept_whole(tmp_path):
 def test_short_neighbours_are_merged_and_long_ones_stay():
     script = Script()
     for _ in range(40):
-        script.kernel("aten.small.default", us=2, host=0)
-    script.kernel("aten.large.default", us=500, host=0)
+        script.kernel("aten.small.default", us=2, host=1)
+    script.kernel("aten.large.default", us=500, host=1)
     for _ in range(40):
-        script.kernel("aten.small.default", us=3, host=0)
-    script.kernel("aten.middle.default", us=9, host=0)
+        script.kernel("aten.small.default", us=3, host=1)
+    script.kernel("aten.middle.default", us=9, host=1)
     trace = full_trace(*script.played()).trace
     thinned = thin(trace, 110)
     stream = [i for i, track in enumerate(thinned.tracks) if track.name == "stream 0"]

@@ -217,7 +217,7 @@ def _points(trace: Trace) -> Iterator[str]:
         for ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):
             yield (
                 f'{{"ph":"C","pid":{_pid(counter.rank)},"tid":0,"ts":{ns // 1000}.{ns % 1000:03d},"name":{name}'
-                f',"args":{{"bytes":{value}}}}}'
+                f',"args":{{"{counter.unit}":{value}}}}}'
             )
 
 

@@ -52,13 +52,15 @@ def lane_slices(timeline: RankTimeline, chosen: np.ndarray, labels: ElementLabel
     builder = _Builder(timeline.rank, len(program))
     host_start, host_end = host_spans(timeline)
     own = _is_own(timeline)
-    elements = np.flatnonzero(chosen & ((host_end > host_start) | np.isin(program.work, (*TIMED, Work.HOST))))
+    elements = np.flatnonzero(chosen & ((host_end > host_start) | own))
     label = np.zeros(len(elements), np.int32)
     for mask, give in ((own[elements], labels.device), (~own[elements], labels.host)):
         label[mask] = give(elements[mask])
     held = _Held(elements, host_start[elements], host_end[elements], label)
     builder.add_lane("host", HOST_ORDER, held, builder.host_slice)
     builder.device_slice[own] = builder.host_slice[own]
+    # What costs the host nothing was issued as part of what came before.
+    np.maximum.accumulate(builder.host_slice, out=builder.host_slice)
     is_timed = np.isfinite(timeline.start) & np.isfinite(timeline.end)
     for number, lane in sorted(enumerate(timeline.lanes), key=lambda pair: (pair[1].kind, pair[0])):
         if lane.kind == LaneKind.HOST:
@@ -80,8 +82,9 @@ def lane_slices(timeline: RankTimeline, chosen: np.ndarray, labels: ElementLabel
 def _stalls(timeline: RankTimeline, stream: int, chosen: np.ndarray, labels: ElementLabels) -> _Held:
     """When a stream stood still for the network or for another stream; no element is to be found there."""
     stalls = timeline.stalls
-    here = np.flatnonzero((stalls.stream == stream) & chosen[stalls.element])
-    start, end = to_ns(stalls.start[here]), to_ns(stalls.end[here])
+    start, end = to_ns(stalls.start), to_ns(stalls.end)
+    here = np.flatnonzero((stalls.stream == stream) & chosen[stalls.element] & (end > start))
+    start, end = start[here], end[here]
     return _Held(np.full(len(here), _NO_SLICE), start, end, labels.stalled(stalls.cause[here]))
 
 

@@ -68,7 +68,8 @@ class Counter:
     """A number over time; it keeps its value until the next point."""
 
     rank: int
-    name: str
+    name: str  # "allocated"
+    unit: str  # "bytes"
     time_ns: np.ndarray  # int64, increasing
     value: np.ndarray
 

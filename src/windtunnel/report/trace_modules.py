@@ -85,11 +85,13 @@ def phase_name(phase: int) -> str:
 
 
 def spans_in_time(spans: RowSpans, lane: LaneTime) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which spans have any work on a lane, and from when to when."""
+    """Which spans take any time on a lane, and from when to when."""
     first = np.searchsorted(lane.row, spans.first)
     last = np.searchsorted(lane.row, spans.end) - 1
     kept = np.flatnonzero(last >= first)
-    return kept, lane.start_ns[first[kept]], lane.end_ns[last[kept]]
+    start, end = lane.start_ns[first[kept]], lane.end_ns[last[kept]]
+    takes_time = end > start
+    return kept[takes_time], start[takes_time], end[takes_time]
 
 
 def _runs(rows: np.ndarray, key: np.ndarray, phase: np.ndarray) -> RowSpans:

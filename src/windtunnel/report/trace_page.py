@@ -67,7 +67,12 @@ def _document(trace: Trace) -> dict[str, object]:
         "labels": [[label.name, label.category, label.args] for label in trace.labels],
         "tracks": [_track(trace, number) for number in order],
         "counters": [
-            {"rank": each.rank, "name": each.name, "time": _steps(each.time_ns), "value": each.value.tolist()}
+            {
+                "rank": each.rank,
+                "name": f"{each.name} {each.unit}",
+                "time": _steps(each.time_ns),
+                "value": each.value.tolist(),
+            }
             for each in trace.counters
         ],
         "arrows": {

@@ -226,5 +226,5 @@ def _memory_counters(
     times = np.append(issued, done)[np.clip(at[shown], first, len(row))]
     steps = np.arange(len(shown))
     times = np.maximum.accumulate(np.minimum(times, done) - steps) + steps
-    names = ("allocated bytes", memory.allocated_bytes), ("reserved bytes", memory.reserved_bytes)
-    return tuple(Counter(timeline.rank, name, times, values[shown]) for name, values in names)
+    names = ("allocated", memory.allocated_bytes), ("reserved", memory.reserved_bytes)
+    return tuple(Counter(timeline.rank, name, "bytes", times, values[shown]) for name, values in names)
