@@ -1,0 +1,105 @@
+"""Who plays, and for whom."""
+
+from __future__ import annotations
+
+from tests.cluster.programs import kernel, program, receive, reduce_all, send
+from windtunnel.cluster.cast import cast_of
+
+
+def mesh_program(rank: int, sizes: tuple[int, ...], steps):
+    """A program with a group along every axis, the innermost first."""
+    groups, stride = [], 1
+    for size in sizes:
+        first = rank - rank // stride % size * stride
+        groups.append(tuple(range(first, first + size * stride, stride)))
+        stride *= size
+    return program(rank, steps, groups)
+
+
+def test_equal_ranks_without_messages_are_one_player():
+    cast = cast_of({0: mesh_program(0, (4, 2), [reduce_all(1.0, 0)])}, dict.fromkeys(range(8), 0), 8)
+    assert [player.rank for player in cast.players] == [0]
+    assert set(cast.image.values()) == {0}
+    assert [meeting.players for meeting in cast.players[0].meetings] == [(0,), (0,)]
+
+
+def test_two_kinds_of_ranks_meet_in_the_groups_they_share():
+    programs = {rank: mesh_program(rank, (2, 2), [kernel(1.0)]) for rank in (0, 2)}
+    cast = cast_of(programs, {0: 0, 1: 0, 2: 2, 3: 2}, 4)
+    first, second = cast.players
+    assert (first.rank, second.rank) == (0, 2)
+    assert first.meetings[0].players == (0,)
+    assert second.meetings[0].players == (2,)
+    assert first.meetings[1] == second.meetings[1]
+    assert first.meetings[1].players == (0, 2)
+
+
+def test_groups_of_the_same_ranks_are_told_apart():
+    twins = {rank: program(rank, [kernel(1.0)], [(0, 1), (0, 1)]) for rank in (0, 1)}
+    first, second = cast_of(twins, {0: 0, 1: 1}, 2).players
+    assert first.meetings == second.meetings
+    assert len(set(first.meetings)) == 2
+
+
+def pipeline(n_replicas: int, n_stages: int, slow_replica: int = -1):
+    """Stages are the outer axis; the middle ones are one class. One replica may be of another kind."""
+    programs, shown = {}, {}
+    lowest: dict[tuple[int, bool], int] = {}
+    for rank in range(n_replicas * n_stages):
+        stage, replica = divmod(rank, n_replicas)
+        kind = (0 if stage == 0 else 2 if stage == n_stages - 1 else 1, replica == slow_replica)
+        shown[rank] = lowest.setdefault(kind, rank)
+        steps = [receive(rank - n_replicas, 1)] if stage else []
+        steps += [kernel(1.0 + kind[1])] + ([send(rank + n_replicas, 1)] if stage < n_stages - 1 else [])
+        if shown[rank] == rank:
+            programs[rank] = mesh_program(rank, (n_replicas, n_stages), steps)
+    return programs, shown
+
+
+def test_one_whole_pipeline_plays_for_all_equal_ones():
+    programs, shown = pipeline(n_replicas=4, n_stages=5)
+    assert sorted(programs) == [0, 4, 16]
+    cast = cast_of(programs, shown, 20)
+    assert [player.rank for player in cast.players] == [0, 4, 8, 12, 16]
+    assert all(cast.image[rank] == rank // 4 * 4 for rank in range(20))
+
+
+def test_a_stage_that_was_not_simulated_talks_to_its_own_neighbours():
+    programs, shown = pipeline(n_replicas=4, n_stages=5)
+    by_rank = {player.rank: player for player in cast_of(programs, shown, 20).players}
+    assert by_rank[12].program is programs[4]
+    assert dict(by_rank[12].peers) == {0: 8, 8: 16}  # as the program names them -> as they are here
+    assert dict(by_rank[0].peers) == {4: 4}
+
+
+def test_each_kind_of_pipeline_plays_once():
+    programs, shown = pipeline(n_replicas=4, n_stages=3, slow_replica=3)
+    cast = cast_of(programs, shown, 12)
+    assert [player.rank for player in cast.players] == [0, 3, 4, 7, 8, 11]
+    assert cast.image[6] == 4
+    # replicas of one stage meet across both kinds
+    meetings = {player.rank: player.meetings[0] for player in cast.players}
+    assert meetings[4] == meetings[7]
+    assert meetings[4].players == (4, 7)
+
+
+def test_simulated_ranks_play_themselves_where_they_can():
+    """Of two equal pipelines, the one of which more ranks were simulated plays."""
+    programs, shown = pipeline(n_replicas=2, n_stages=3)
+    own = {0: 1, 2: 3, 4: 5}  # rank -> the simulated one that does the same
+    programs = {own[rank]: mesh_program(own[rank], (2, 3), _steps_of(own[rank])) for rank in programs}
+    shown = {rank: own[first] for rank, first in shown.items()}
+    assert [player.rank for player in cast_of(programs, shown, 6).players] == [1, 3, 5]
+
+
+def _steps_of(rank: int):
+    stage = rank // 2
+    return ([receive(rank - 2, 1)] if stage else []) + ([send(rank + 2, 1)] if stage < 2 else [])
+
+
+def test_ranks_nobody_knows_are_nobodys_peers():
+    programs, shown = pipeline(n_replicas=2, n_stages=3)
+    known = {rank: r for rank, r in shown.items() if rank < 4}
+    by_rank = {player.rank: player for player in cast_of(programs, known, 6).players}
+    assert dict(by_rank[2].peers) == {0: 0}
+    assert set(cast_of(programs, known, 6).image) == {0, 1, 2, 3}
