@@ -50,6 +50,7 @@ _ERAS = (  # until this date, these arguments
     ("2026-01-27", ("--repeat-kv",)),
 )
 _FUSED_FROM = "2025-02-24"
+_LOSS_COMPILED_FROM = "2024-10-22"
 _LLAMAS = {  # parameters without the embedding, layers, width: for the source's flops formula
     "llama2-7b": (6607343616, 32, 4096), "llama2-13b": (12852024320, 40, 5120), "llama2-70b": (68714504192, 80, 8192),
     "llama3-8b": (7504924672, 32, 4096), "llama3-70b": (69503033344, 80, 8192),
@@ -120,7 +121,7 @@ def titan_run(row: Row) -> PublishedRun:
     )  # fmt: skip
     is_compiled = bool(config.get("compile")) and config["compile"] != "?"
     if is_compiled:
-        command += ("--compile",)
+        command += ("--compile", "--compile-loss") if date >= _LOSS_COMPILED_FROM else ("--compile",)
     if "FSDP1" in config.get("impl", ""):
         command += ("--fsdp1",)
     if config.get("reshard_after_forward") == "always":

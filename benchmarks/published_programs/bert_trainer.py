@@ -11,12 +11,11 @@ import argparse
 import contextlib
 
 import torch
-from transformers import Adafactor, BertConfig, BertForSequenceClassification
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -25,7 +24,13 @@ def main() -> None:
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--optimizer", choices=("adamw", "adafactor"), default="adamw")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    from transformers import Adafactor, BertConfig, BertForSequenceClassification
+
+    args = parse()
     config = BertConfig(vocab_size=30522, attn_implementation="eager", **LARGE)
     model = BertForSequenceClassification(config).cuda()
     print(f"n_params {sum(p.numel() for p in model.parameters())}", flush=True)

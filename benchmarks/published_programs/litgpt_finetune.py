@@ -233,7 +233,7 @@ def chunked_cross_entropy(logits: list[Tensor], targets: Tensor) -> Tensor:
     return torch.cat(losses).sum() / (targets != -100).sum()
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=CONFIGS, required=True)
     parser.add_argument("--micro-batch", type=int, default=1)
@@ -242,7 +242,11 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0, help="of the factors; 0 trains everything")
     parser.add_argument("--trained", nargs="*", default=[], help="query key value projection mlp head")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = parse()
     config = replace(CONFIGS[args.model], rank=args.rank, trained=tuple(args.trained))
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):

@@ -289,7 +289,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argpars
     optimizer.zero_grad()
     with loss_parallel() if args.tp > 1 else contextlib.nullcontext():
         logits = model(inputs)
-        loss = loss_of(logits, labels, args.loss_chunks)
+        loss = (torch.compile(loss_of) if args.compile_loss else loss_of)(logits, labels, args.loss_chunks)
         if not args.hold_logits:
             del logits
         loss.backward()
@@ -303,7 +303,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argpars
     return loss
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SIZES, required=True)
     parser.add_argument("--seq-len", type=int, default=8192)
@@ -311,6 +311,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--ac", choices=("none", "full", "selective-op", "selective-layer"), default="none")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--norm", choices=("plain", "torch"), default="torch")
     parser.add_argument("--logits", choices=("float-in-model", "float-in-loss"), default="float-in-loss")
     parser.add_argument("--hold-logits", action="store_true", help="keep the name of the logits in backward")
@@ -325,7 +326,11 @@ def main() -> None:
     )
     parser.add_argument("--fsdp1", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = parse()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.backends.cuda.enable_cudnn_sdp(

@@ -122,12 +122,30 @@ class DecoupledAdamW(torch.optim.Optimizer):
                 param.addcdiv_(state["exp_avg"], denominator, value=-lr / (1 - beta1 ** state["step"]))
 
 
+class CrossEntropy(torch.autograd.Function):
+    """What flash_attn's fused loss keeps and makes: bfloat16 logits, their gradient, and nothing else of that size."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        return F.nll_loss(F.log_softmax(logits, dim=-1), targets)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        logits, targets = ctx.saved_tensors
+        slopes = F.softmax(logits, dim=-1)
+        is_counted = targets != -100
+        places = targets.clamp(min=0).unsqueeze(1)
+        slopes.scatter_add_(1, places, -torch.ones_like(places, dtype=slopes.dtype))
+        return slopes.mul_((grad * is_counted / is_counted.sum()).unsqueeze(1).to(slopes.dtype)), None
+
+
 def fused_cross_entropy():
-    """flash_attn's, which keeps bfloat16 logits; torch's in the same type where that package is not installed."""
+    """flash_attn's own, or the same in torch where that package is not installed."""
     try:
         from flash_attn.losses.cross_entropy import CrossEntropyLoss
     except ImportError:
-        return nn.CrossEntropyLoss()
+        return CrossEntropy.apply
     return CrossEntropyLoss()
 
 
@@ -184,7 +202,7 @@ def train_step(model, optimizer, loss_fn, args: argparse.Namespace) -> Tensor:
     return total
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SIZES, required=True)
     parser.add_argument("--seq-len", type=int, default=2048)
@@ -193,7 +211,11 @@ def main() -> None:
     parser.add_argument("--sharding", choices=("FULL_SHARD", "SHARD_GRAD_OP"), default="FULL_SHARD")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = parse()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -74,7 +74,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1), ignore_index=-1)
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--micro-batch", type=int, default=12)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -83,7 +83,11 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = parse()
     torch.backends.cuda.matmul.allow_tf32 = True
     model = GPT(args.block_size, args.attention == "flash").cuda()
     print(f"n_params {sum(p.numel() for p in model.parameters())}", flush=True)

@@ -113,7 +113,7 @@ def optimize_in_backward(model: nn.Module) -> None:
         param.register_post_accumulate_grad_hook(update)
 
 
-def main() -> None:
+def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--seq-len", type=int, default=4096)
@@ -122,7 +122,11 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--optimizer-in-backward", action="store_true")
     parser.add_argument("--steps", type=int, default=3)
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = parse()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = Llama()
@@ -136,12 +140,13 @@ def main() -> None:
     if args.compile:
         for layer in model.layers:
             layer.compile()
+    loss_fn = torch.compile(loss_of) if args.compile else loss_of
     cache = rotations(args.seq_len)
     for step in range(args.steps):
         data = torch.randint(0, VOCABULARY, (args.batch, args.seq_len + 1))
         tokens, labels = data[:, :-1].contiguous().cuda(), data[:, 1:].contiguous().cuda()
         logits = model(tokens, cache, args)
-        loss = loss_of(logits, labels)
+        loss = loss_fn(logits, labels)
         del logits
         loss.backward()
         if optimizer is not None:
