@@ -29,8 +29,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = {
     "run": [
         "--allocator", "--device", "--executor", "--force", "--jobs", "--json", "--level", "--library-buffers",
-        "--memory-tracker", "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--verbose",
-        "--world-size", "-m", "-v", "script", "arguments",
+        "--measure", "--memory-tracker", "--network", "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot",
+        "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v", "script",
+        "arguments",
     ],
     "remat": [
         "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",

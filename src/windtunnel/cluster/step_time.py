@@ -9,6 +9,7 @@ shows as far as that stream stands still for it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,7 +118,7 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
     compute = float(by_lane[main])
     rest = (last - first) - compute - booked.total
     return RankTime(
-        timeline.rank, last - first, compute, dict(booked.exposed), dict(booked.peers), booked.bubble,
+        timeline.rank, last - first, compute, _some(booked.exposed), _some(booked.peers), booked.bubble,
         booked.streams, max(rest, 0.0), _network(timeline, axes, first, last),
     )  # fmt: skip
 
@@ -170,7 +171,12 @@ def _network(timeline: RankTimeline, axes: list[str], first: float, last: float)
     seconds = _overlap(timeline.start[calls], timeline.end[calls], first, last)
     for group, each in zip(program.group[calls].tolist(), seconds.tolist(), strict=True):
         found[axes[group]] += each
-    return dict(found)
+    return _some(found)
+
+
+def _some(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Axes on which there was any."""
+    return {axis: each for axis, each in seconds.items() if each > 0}
 
 
 def _overlap(start: np.ndarray, end: np.ndarray, first: float, last: float) -> np.ndarray:

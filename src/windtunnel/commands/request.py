@@ -134,6 +134,12 @@ def _check_time(request: RunRequest) -> None:
         )
     if request.workspace_file is not None:
         WorkspaceTable.built_in().with_file(request.workspace_file)
+    device = request.device
+    if request.level >= 3 and device.kind != "cpu" and not request.is_measuring and device.bandwidth_gbs <= 1:
+        raise UsageError(  # what a file that says nothing gets
+            f"level 3 needs the speed of {device.id}: its bandwidth_gbs is {device.bandwidth_gbs:g}",
+            hint="add bandwidth_gbs and bf16_tflops to its file, or --measure where there is one",
+        )
     if request.level >= 3 and request.world_size > 1:
         network = network_of(request.device, request.nproc_per_node, request.network)
         check_network(network, request.world_size)
