@@ -81,12 +81,14 @@ class MeasuredCosts:
         *,
         notes: tuple[str, ...] = (),
         measuring_seconds: float = 0.0,
+        host_measuring_seconds: float = 0.0,
     ) -> None:
         self.fingerprint = fingerprint
         self.entries = dict(entries or {})
         self.host_seconds = host or HostSeconds()
         self.notes = notes
         self.measuring_seconds = measuring_seconds  # of this run; what was known already cost nothing
+        self.host_measuring_seconds = host_measuring_seconds  # for `host`, once for each file
 
     @property
     def host(self) -> HostCosts:

@@ -63,6 +63,7 @@ def measure_here(
         found.host,
         notes=(*notes, *_notes(found.entries)),
         measuring_seconds=found.seconds,
+        host_measuring_seconds=found.host_measuring_seconds,
     )
     _save(costs, path, tell)
     return costs
@@ -98,6 +99,7 @@ class _Found:
     entries: dict[Signature, Measured]
     host: HostSeconds
     seconds: float
+    host_measuring_seconds: float
 
 
 def _load(path: Path, fingerprint: Fingerprint) -> tuple[MeasuredCosts, tuple[str, ...]]:
@@ -181,7 +183,8 @@ def _result(request: Request, target: Path, crashed: dict[Signature, Measured]) 
     content = json.loads(target.read_text(encoding="utf-8"))
     rows = zip(request.signatures, content["entries"], strict=True)
     entries = {signature: measured_of(row) for signature, row in rows} | crashed
-    return _Found(entries, HostSeconds(**content["host"]), content["seconds"])
+    host = HostSeconds(**content["host"])
+    return _Found(entries, host, content["seconds"], content["host_measuring_seconds"])
 
 
 def _without(request: Request, number: int) -> Request:

@@ -40,6 +40,7 @@ class Request:
     counts: list[int] = field(default_factory=list)  # of each, in one step
     acts: list[list[Any]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)  # bytes of a storage
+    scratch: list[int] = field(default_factory=list)  # bytes each takes beyond its results; -1: not recorded
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,12 +48,14 @@ class Request:
             "counts": self.counts,
             "acts": self.acts,
             "sizes": [[*pair] for pair in self.sizes.items()],
+            "scratch": self.scratch,
         }
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Request:
         signatures = [signature_of(row) for row in content["signatures"]]
-        return cls(signatures, content["counts"], content["acts"], dict(content["sizes"]))
+        sizes = dict(content["sizes"])
+        return cls(signatures, content["counts"], content["acts"], sizes, content["scratch"])
 
 
 def request_of(recordings: Iterable[Recording], known: Container[Signature] = ()) -> Request:
@@ -96,6 +99,7 @@ def _wanted(
             index_of[signature] = len(request.signatures)
             request.signatures.append(signature)
             request.counts.append(0)
+            request.scratch.append(-1)
         wanted[i] = index_of[signature]
         request.counts[wanted[i]] = max(request.counts[wanted[i]], int(counts[i]))
     return wanted
@@ -106,15 +110,41 @@ def _add(recording: Recording, wanted: dict[int, int], request: Request, n_runs:
     acts = list(_acts(recording, range(first, last), wanted, n_runs, shift))
     rest = _first_rows(recording, {i for i, to in wanted.items() if not n_runs[to]})
     acts += _acts(recording, rest, wanted, n_runs, shift)
+    if recording.header.get("device") == "cpu":  # its dry run asks the kernels of this machine
+        _note_scratch(recording, wanted, request)
     touched = {s for act in acts if act[0] == ActKind.RUN for each in act[2:] for s in each}
+    if request.acts:
+        request.acts.append([int(ActKind.DROP_ALL)])
     request.acts += [act for act in acts if act[0] == ActKind.RUN or act[1] in touched]
-    request.acts.append([int(ActKind.DROP_ALL)])
     columns = recording.columns
     is_alloc = columns["kind"] == Kind.ALLOC
     storages, sizes = columns["subject"][is_alloc] + shift, columns["value"][is_alloc]
     request.sizes.update(
         (s, n) for s, n in zip(storages.tolist(), sizes.tolist(), strict=True) if s in touched
     )
+
+
+def _note_scratch(recording: Recording, wanted: dict[int, int], request: Request) -> None:
+    """Of each operator: the most it held at once, less what it left behind."""
+    columns = recording.columns
+    rows = np.flatnonzero(np.isin(columns["kind"], (Kind.ALLOC, Kind.FREE, Kind.OP)))
+    parts = [columns[name][rows].tolist() for name in ("kind", "subject", "value", "extra", "role")]
+    held: dict[int, int] = {}  # scratch of the operator whose row comes next
+    live = highest = 0
+    for kind, subject, value, extra, role in zip(*parts, strict=True):
+        if kind == Kind.ALLOC and extra >= 0:
+            live += value
+            highest = max(highest, live)
+            if role == Role.WORKSPACE:
+                held[subject] = value
+        elif kind == Kind.FREE:
+            live -= held.pop(subject, 0)
+        elif kind == Kind.OP:
+            to = wanted.get(value)
+            if to is not None:
+                request.scratch[to] = max(request.scratch[to], highest - live + sum(held.values()))
+            held.clear()
+            live = highest = 0
 
 
 def _first_rows(recording: Recording, signatures: set[int]) -> list[int]:

@@ -36,8 +36,8 @@ from windtunnel.timing.torch_measure_storages import Storages, index_bound, span
 __all__ = ["Outcome", "main", "measure", "measure_request"]
 
 _MOST_PASSES = 5
-_MOST_STEPS = 3.5  # all passes together, in steps of the program
-_SETTLED = 0.03  # uncertain share of the step at which another pass is not worth its time
+_MOST_STEPS = 4.0  # all passes together, in steps of the program
+_SETTLED = 0.03  # two passes that agree so well: another would say nothing new
 _MEMORY_SHARE = 0.5  # of what is free here
 # Of one thread, the processor's own account leaves out what other programs take from it.
 _CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "thread": time.thread_time}
@@ -62,7 +62,7 @@ def measure(
     device: str = "cpu",
 ) -> list[Measured]:
     """Time operators that belong to no program: each by itself, on memory of its own."""
-    request = Request(list(signatures), list(counts))
+    request = Request(list(signatures), list(counts), scratch=[-1] * len(signatures))
     fresh = 0
     for i, signature in enumerate(signatures):
         inputs = list(range(fresh, fresh + len(signature.inputs)))
@@ -133,37 +133,43 @@ def _passes(
         on_progress(n_tried, total)
 
     replay = Replay(request, storages, place, clock, tried)
+    scratch = _warm_up(replay, request, place, deadline)
+    n_passes, before_s = 0, 0.0
+    while n_passes < _MOST_PASSES:
+        began = clock()
+        is_whole = replay.timed_pass(deadline)
+        n_passes += 1
+        next_end = 2 * clock() - began
+        step_s = _step_seconds(replay, request, host)
+        is_settled = n_passes > 1 and abs(step_s - before_s) <= _SETTLED * step_s
+        before_s = step_s
+        if not is_whole or is_settled or next_end > deadline or next_end - start > _MOST_STEPS * step_s:
+            break
+    return replay, scratch, n_passes
+
+
+def _warm_up(replay: Replay, request: Request, place: torch.device, deadline: float) -> dict[int, int]:
+    """Run each operator once; bytes of scratch of those of which the recording does not say it."""
+    known = {i: n_bytes for i, n_bytes in enumerate(request.scratch) if n_bytes >= 0}
+    if len(known) == len(request.signatures):
+        replay.warm_up(deadline, lambda signature, operator, args, kwargs: operator(*args, **kwargs))
+        return known
     meter = scratch_meter(place)
     meter.start()
     try:
         replay.warm_up(deadline, meter.run)
     finally:
-        scratch = meter.stop()
-    n_passes = 0
-    while n_passes < _MOST_PASSES:
-        began = clock()
-        is_whole = replay.timed_pass(deadline)
-        now = clock()
-        n_passes += 1
-        step_s, unsure_s = _step(replay, request, host)
-        if not is_whole or now + (now - began) > deadline:
-            break
-        if n_passes > 1 and (
-            unsure_s <= _SETTLED * step_s or now + (now - began) - start > _MOST_STEPS * step_s
-        ):
-            break
-    return replay, scratch, n_passes
+        measured = meter.stop()
+    return measured | known
 
 
-def _step(replay: Replay, request: Request, host: HostSeconds) -> tuple[float, float]:
-    """Seconds of one step of the program, and how many of them are not sure."""
-    step_s = unsure_s = 0.0
-    for i, count in enumerate(request.counts):
-        entry = _entry(replay, i, 0.0, 0)
-        step_s += count * (entry.seconds + host.forward)
-        # Errors of many small operators cancel; those of a large one, once a step, do not.
-        unsure_s += (count * entry.seconds * entry.spread) / max(1, entry.n_samples) ** 0.5
-    return step_s, unsure_s
+def _step_seconds(replay: Replay, request: Request, host: HostSeconds) -> float:
+    """One step of the program, by the latest pass."""
+    total = 0.0
+    for number, by_act in replay.samples.items():
+        latest = [samples[-1] for samples in by_act.values()]
+        total += request.counts[number] * (sum(latest) / len(latest) + host.forward)
+    return total
 
 
 def _entry(replay: Replay, number: int, overhead: float, scratch: int) -> Measured:

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from windtunnel.events.model import TensorSpec
 from windtunnel.timing.measured_steps import ActKind, Request
-from windtunnel.timing.torch_measure_calls import Call, CannotRebuild, call_of
-from windtunnel.timing.torch_measure_storages import Storages
+from windtunnel.timing.torch_measure_calls import Call, CannotRebuild, call_of, dtype_of
+from windtunnel.timing.torch_measure_storages import Shape, Storages, span_bytes
 
 __all__ = ["Clock", "Replay", "below_autograd"]
 
@@ -47,6 +48,7 @@ class Replay:
         self._timer = _timer_for(device, clock)
         self._on_try = on_try
         self._calls = self._rebuild(device)
+        self._inputs, self._outputs = self._shapes()
         self._maker: dict[int, int] = {}  # storage -> signature
         self._made_s: dict[int, float] = {}  # storage -> time to allocate it
         self.n_runs: dict[int, int] = defaultdict(int)  # signature -> timed runs
@@ -94,12 +96,29 @@ class Replay:
                 calls.append(None)
         return calls
 
+    def _shapes(self) -> tuple[list[tuple[Shape, ...]], list[tuple[Shape, ...]]]:
+        """Of the inputs and results of every signature; none for those that cannot be run."""
+        known: dict[TensorSpec, Shape] = {}
+
+        def shape(spec: TensorSpec) -> Shape:
+            if spec not in known:
+                dtype = dtype_of(spec.dtype)
+                known[spec] = Shape(len(known), spec, dtype, span_bytes(spec, dtype))
+            return known[spec]
+
+        inputs: list[tuple[Shape, ...]] = []
+        outputs: list[tuple[Shape, ...]] = []
+        for signature, call in zip(self._request.signatures, self._calls, strict=True):
+            inputs.append(tuple(map(shape, signature.inputs)) if call is not None else ())
+            outputs.append(tuple(map(shape, signature.outputs)) if call is not None else ())
+        return inputs, outputs
+
     def _run(self, at: int, act: list[Any], timer: Timer) -> None:
         _, number, inputs, outputs, resized = act
         call = self._calls[number]
         assert call is not None
         try:
-            tensors = self._tensors(call, number, inputs)
+            tensors = self._tensors(number, inputs)
             args, kwargs = call.fill(tensors)
             result, seconds = timer(call.operator, args, kwargs)
         except Exception as error:  # whatever a kernel says about arguments it cannot use
@@ -112,16 +131,16 @@ class Replay:
         if outputs or resized:
             self._keep(call, number, result, tensors, kwargs, outputs, resized)
 
-    def _tensors(self, call: Call, number: int, inputs: list[int]) -> list[Tensor]:
-        specs = self._request.signatures[number].inputs
-        if len(inputs) != len(specs):  # some live on the host: their numbers are not in the recording
-            inputs = [-1 - i for i in range(len(specs))]
-        for storage in inputs:
-            if storage in self._made_s:  # allocated by the program for this operator
-                self.beside[number] += self._made_s.pop(storage)
-                self._maker[storage] = number
-        get = self._storages.tensor
-        return [get(s, spec, dtype) for s, spec, dtype in zip(inputs, specs, call.dtypes, strict=True)]
+    def _tensors(self, number: int, inputs: list[int]) -> list[Tensor]:
+        shapes = self._inputs[number]
+        if len(inputs) != len(shapes):  # some live on the host: their numbers are not in the recording
+            inputs = [-1 - shape.number for shape in shapes]
+        if self._made_s:
+            for storage in inputs:
+                if storage in self._made_s:  # allocated by the program for this operator
+                    self.beside[number] += self._made_s.pop(storage)
+                    self._maker[storage] = number
+        return list(map(self._storages.tensor, inputs, shapes))
 
     def _keep(
         self,
@@ -139,7 +158,7 @@ class Replay:
         if len(results) != len(outputs):  # some are its arguments
             known = {t.untyped_storage()._cdata for t in tensors}
             results = [r for r in results if r.untyped_storage()._cdata not in known]
-        self._storages.put(outputs, results)
+        self._storages.put(outputs, results, self._outputs[number])
         if resized and call.writes_out:
             self._storages.put(resized, [t for t in kwargs.values() if isinstance(t, Tensor)])
         for storage in (*outputs, *resized):

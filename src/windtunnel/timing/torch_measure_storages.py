@@ -1,6 +1,6 @@
 """Real memory for the tensors of a program that is run again, one storage after another.
 
-    storage, spec ──> its memory if an operator made it, else new memory with harmless values ──> tensor
+    storage, shape ──> its memory if an operator made it, else new memory with harmless values ──> tensor
 
 What the program computes before the step is not known. Floating-point numbers are then small and positive (no
 square root of a negative number, no denormal), integers are valid indices wherever the program looks something up,
@@ -10,6 +10,7 @@ and truth values are true.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -17,12 +18,36 @@ import torch
 from windtunnel.events.model import Signature, TensorSpec
 from windtunnel.timing.op_classes import OpClass, base_name, class_of
 
-__all__ = ["Storages", "index_bound", "span_bytes"]
+__all__ = ["Shape", "Storages", "index_bound", "span_bytes"]
 
 Tensor = torch.Tensor
 _BLOCK = 1 << 14  # values that are made; the rest is copies of them
 _INDEXING = (OpClass.LOOKUP, OpClass.SCATTER, OpClass.LOSS, OpClass.POOLING)
 _INTEGERS = ("int64", "int32")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A spec as torch has it. Equal ones have the same number."""
+
+    number: int
+    spec: TensorSpec
+    dtype: torch.dtype
+    n_bytes: int  # from its first byte to its last
+
+
+class _Memory:
+    """A storage and the tensors that were made of it: most are asked for again."""
+
+    __slots__ = ("storage", "views")
+
+    def __init__(
+        self, storage: torch.UntypedStorage, shape: Shape | None = None, tensor: Tensor | None = None
+    ) -> None:
+        self.storage = storage
+        self.views: dict[int, Tensor] = {}
+        if shape is not None and tensor is not None:
+            self.views[shape.number] = tensor
 
 
 class Storages:
@@ -34,24 +59,30 @@ class Storages:
         self._bound = bound
         self._device = device
         self._keeps_results = keeps_results
-        self._store: dict[int, torch.UntypedStorage] = {}
+        self._store: dict[int, _Memory] = {}
         self._blocks: dict[torch.dtype, Tensor] = {}
         self._pools: dict[torch.dtype, torch.UntypedStorage] = {}
 
-    def tensor(self, storage: int, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
-        needed = span_bytes(spec, dtype)
-        if not self._keeps_results:
-            found = self._pool(needed, dtype)
-        else:
-            kept = self._store.get(storage)
-            if kept is None or kept.nbytes() < needed:
-                kept = self._store[storage] = self._fresh(max(needed, self._sizes.get(storage, 0)), dtype)
-            found = kept
-        return torch.empty(0, dtype=dtype, device=self._device).set_(found, 0, spec.shape, spec.strides)
+    def tensor(self, storage: int, shape: Shape) -> Tensor:
+        memory = self._store.get(storage)
+        if memory is None:
+            memory = self._first_use(storage, shape)
+        found = memory.views.get(shape.number)
+        if found is None:
+            if memory.storage.nbytes() < shape.n_bytes:  # the recording knows it by another number
+                memory = self._store[storage] = _Memory(self._fresh(shape.n_bytes, shape.dtype))
+            found = torch.empty(0, dtype=shape.dtype, device=self._device)
+            found.set_(memory.storage, 0, shape.spec.shape, shape.spec.strides)
+            if self._keeps_results:
+                memory.views[shape.number] = found
+        return found
 
-    def put(self, storages: list[int], results: list[Tensor]) -> None:
+    def put(self, storages: list[int], results: list[Tensor], shapes: tuple[Shape, ...] = ()) -> None:
         """Keep what an operator returned under the numbers the recording has for it."""
         if not self._keeps_results:
+            return
+        if len(storages) == len(results) == len(shapes) == 1:  # nearly all
+            self._store[storages[0]] = _Memory(results[0].untyped_storage(), shapes[0], results[0])
             return
         left = list(storages)
         for result in results:
@@ -62,13 +93,13 @@ class Storages:
             n_bytes = made.nbytes()
             which = next((s for s in left if self._sizes.get(s) == n_bytes), left[0])
             left.remove(which)
-            self._store[which] = made
+            self._store[which] = _Memory(made)
 
     def make(self, storage: int) -> None:
         if self._keeps_results:
             n_bytes = self._sizes.get(storage, 0)
             made = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
-            self._store[storage] = made.untyped_storage()
+            self._store[storage] = _Memory(made.untyped_storage())
 
     def drop(self, storage: int) -> None:
         self._store.pop(storage, None)
@@ -79,6 +110,14 @@ class Storages:
 
     def clear(self) -> None:
         self._store.clear()
+
+    def _first_use(self, storage: int, shape: Shape) -> _Memory:
+        """Of what the program made before the step."""
+        if not self._keeps_results:
+            return _Memory(self._pool(shape.n_bytes, shape.dtype))
+        n_bytes = max(shape.n_bytes, self._sizes.get(storage, 0))
+        memory = self._store[storage] = _Memory(self._fresh(n_bytes, shape.dtype))
+        return memory
 
     def _pool(self, needed: int, dtype: torch.dtype) -> torch.UntypedStorage:
         pool = self._pools.get(dtype)
