@@ -38,7 +38,9 @@ is_v = "ZBV" in args.schedule or "DualPipeV" in args.schedule
 indices = (rank, n_stages - 1 - rank) if is_v else range(rank, n_stages, n_ranks)
 stages = [PipelineStage(build(i), i, n_stages, device) for i in indices]
 schedule = schedule_class(
-    stages if is_multi else stages[0], args.micro_batches, loss_fn=lambda output, target: output.square().mean()
+    stages if is_multi else stages[0],
+    args.micro_batches,
+    loss_fn=lambda output, target: output.square().mean(),
 )
 parameters = [p for stage in stages for p in stage.submod.parameters()]
 optimizer = torch.optim.SGD(parameters, lr=1e-3)
