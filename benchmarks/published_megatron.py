@@ -161,7 +161,7 @@ def run_case(case: Case) -> Prediction:
             return Prediction(reason=f"not done after {_LONGEST_S} s")
         report = out / "report.json"
         if done.returncode not in (0, 4) or not report.exists():
-            return Prediction(reason=_reason(done.stdout + done.stderr))
+            return Prediction(reason=_reason(done.stdout + done.stderr, out))
         rank = json.loads(report.read_text(encoding="utf-8"))["ranks"][-1]
         return Prediction(rank["peak_bytes"], rank["at_peak_bytes"]["workspace"])
 
@@ -171,9 +171,12 @@ def _difference(case: Case) -> str:
     return next((why for part, why in _OTHER_PROGRAMS.items() if part in case.name), "")
 
 
-def _reason(output: str) -> str:
-    text = " ".join(output.partition("Failed: ")[2].partition("next:")[0].split())
-    return text.rpartition("pretrain_gpt.py: ")[2][:120] or "unknown"
+def _reason(output: str, out: Path) -> str:
+    """Why a run failed: what the script said about its arguments, or windtunnel about the script."""
+    logs = [path.read_text(encoding="utf-8", errors="replace") for path in out.glob("rank*/run.log")]
+    refused = [line for log in logs for line in log.splitlines() if line.startswith(f"{SCRIPT.name}: ")]
+    text = refused[-1] if refused else " ".join(output.partition("Failed: ")[2].partition("next:")[0].split())
+    return text.rpartition(f"{SCRIPT.name}: ")[2][:120] or "unknown"
 
 
 def summary(errors: dict[str, list[float]]) -> list[str]:
