@@ -84,6 +84,7 @@ def test_operators_say_what_they_reach():
         "aten.mm", "500.0 ms", "66.7%", "64", "312.2 Tflop/s", "4096x4096 bf16, 4096x11008 bf16",
     ]  # fmt: skip
     assert row(run, "aten.cat")[4] == "1234 GB/s"
+    assert row(run, "(kernels of the compiler)")[1:] == ["100.0 ms", "13.3%", "3"]  # not known of those
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
@@ -95,6 +96,27 @@ def test_tables_fit_the_terminal(width):
 
 def test_shapes_are_shortened_where_there_is_no_room():
     assert row(timed_run(), "aten.cat", width=90)[-1] in ("2x3 · 2x3 · 2x3", "2x3 · 2x3", "2x3")
+
+
+@pytest.mark.parametrize(
+    ("tflops", "gbs", "reached"),
+    [
+        (312.25, 9.0, "312.2 Tflop/s"),
+        (0.1, 9.0, "0.1 Tflop/s"),
+        (0.0512, 9.0, "51.2 Gflop/s"),
+        (0.0, 9.0, "9 GB/s"),
+    ],
+)
+def test_what_computes_is_told_by_arithmetic_however_slow(tflops, gbs, reached):
+    op = replace(PROFILE.operators[0], tflops=tflops, gbs=gbs)
+    assert row(timed_run(timed_rank(SLOW, replace(PROFILE, operators=(op,)))), "aten.mm")[4] == reached
+
+
+def test_a_bias_is_left_out_first():
+    addmm = replace(PROFILE.operators[0], op="aten.addmm", shapes="1024 bf16, 8192x4096 bf16, 4096x1024 bf16")
+    run = timed_run(timed_rank(SLOW, replace(PROFILE, operators=(addmm,))))
+    assert row(run, "aten.addmm", width=120)[-1] == addmm.shapes
+    assert row(run, "aten.addmm", width=75)[-1] == "8192x4096 · 4096x1024"
 
 
 def test_ten_operators_are_enough():

@@ -13,6 +13,7 @@ from windtunnel.memory.attribution import fold_paths
 from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
 from windtunnel.report.result import RunResult
 from windtunnel.report.time_result import RankTimeResult, TimeResult
+from windtunnel.timing.step_profile import OperatorTime
 from windtunnel.units import format_us
 
 __all__ = ["time_parts"]
@@ -109,15 +110,29 @@ def _operator_table(shown: RankTimeResult) -> FittedTable:
     whole = shown.profile.seconds or 1.0
     rows: list[tuple[Cell, ...]] = []
     for op in shown.profile.operators[:_TOP_OPERATORS]:
-        reached = f"{op.tflops:.1f} Tflop/s" if op.tflops >= 0.1 else f"{op.gbs:.0f} GB/s"
         plain = [part.partition(" ")[0] for part in op.shapes.split(", ") if not part.startswith("and ")]
-        shapes: Cell = (op.shapes, " · ".join(plain), " · ".join(plain[:2]), plain[0])
+        large = [shape for shape in plain if "x" in shape] or plain  # not the bias
+        shapes: Cell = (op.shapes, " · ".join(plain), " · ".join(large[:2]), large[0])
         rows.append(
-            (op.op, _seconds(op.seconds), f"{100 * op.seconds / whole:.1f}%", str(op.count), reached, shapes)
+            (
+                op.op,
+                _seconds(op.seconds),
+                f"{100 * op.seconds / whole:.1f}%",
+                str(op.count),
+                _reached(op),
+                shapes,
+            )
         )
     return FittedTable(
         ("operator", "time", "share", "calls", "reaches", "shapes"), tuple(rows), ("shapes",), "operator"
     )
+
+
+def _reached(op: OperatorTime) -> str:
+    """Arithmetic of what computes, bytes of what only moves them; nothing where neither is known."""
+    if op.tflops:
+        return f"{op.tflops:.1f} Tflop/s" if op.tflops >= 0.1 else f"{1000 * op.tflops:.1f} Gflop/s"
+    return f"{op.gbs:.0f} GB/s" if op.gbs else ""
 
 
 def _module_table(shown: RankTimeResult) -> RenderableType:
