@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.capture.simulated import simulate
+from windtunnel.events.model import Op, Step
 
 N = 1 << 20  # floats in each of four weights: 4 MiB
 WEIGHT = 4 * N
@@ -198,3 +199,30 @@ def test_steps_stop_where_asked():
 
     run = simulate(program, steps=5)
     assert run.recording.footer["steps"] == 5
+
+
+def test_optimizers_called_by_hooks_of_backward_take_one_step_for_each_backward():
+    def program():
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+        own = {p: torch.optim.AdamW([p], fused=True) for p in model.parameters()}
+
+        def update(p):
+            own[p].step()
+            own[p].zero_grad()
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(update)
+        for _ in range(5):
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+
+    run = simulate(program, steps=2)
+    events = run.events
+    assert run.status == "ok"
+    ends = [i for i, event in enumerate(events) if isinstance(event, Step)]
+    assert len(ends) == 2
+    updates = [
+        e
+        for e in events[: ends[0]]
+        if isinstance(e, Op) and "fused_adamw" in run.recording.signatures[e.signature].name
+    ]
+    assert len(updates) == 4  # one for each weight, all before the step ends

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from tests.capture.simulated import simulate
 
@@ -110,3 +111,18 @@ def test_uncompiled_flex_attention_makes_every_score():
     run = simulate(lambda: _attend_flexibly(False))
     assert max(run.alloc_sizes()) >= 2 * 8 * 256 * 256 * 4
     assert not any("compile" in notice for notice in run.notices)
+
+
+def test_fsdp_takes_a_device_by_its_number():
+    def program():
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = nn.Linear(8, 8)
+        sharded = FSDP(
+            model,
+            device_id=torch.cuda.current_device(),
+            param_init_fn=lambda m: m.to_empty(device="cuda", recurse=False),
+        )
+        return str(sharded.compute_device)
+
+    assert simulate(program, world_size=2).answer == "cuda:0"

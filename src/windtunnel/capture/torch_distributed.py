@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.mail import LocalMail, Mail
+from windtunnel.capture.torch_fsdp1 import install_fsdp1
 from windtunnel.capture.torch_process_group import SimulatedGroup
 from windtunnel.capture.torch_registration import aimed
 from windtunnel.capture.torch_stores import SimulatedStore
@@ -53,6 +54,7 @@ def install_distributed(rank: int, world_size: int, mail: Mail | None, stops_ear
     for name in ("TCPStore", "FileStore"):
         _replace(name, SimulatedStore)
     _aim_functional_collectives()
+    install_fsdp1()
 
 
 def _register_backends() -> None:

@@ -63,6 +63,7 @@ class _Follower:
         self.spans: _Spans = _Spans()  # of the thread whose graph is running backward
         self.leader: weakref.ref[torch.optim.Optimizer] | None = None
         self.phases_before: list[int] = []  # of the optimizer steps that are under way
+        self.owes_step = False  # an optimizer stepped during the backward that is running
         kernels.module_of_node = self.module_of_node
 
     # -- modules ----------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class _Follower:
                 recorder.phase = int(Phase.BACKWARD)
                 follower.spans = follower.own_spans()
                 try:
-                    return _run_backward(engine, args, kwargs)
+                    result = _run_backward(engine, args, kwargs)
                 finally:
                     recorder.phase, recorder.module, follower.spans = before
                     if recorder.phase != Phase.BACKWARD:
@@ -169,6 +170,9 @@ class _Follower:
                     if recorder.phase == Phase.BUILD:
                         recorder.phase = int(Phase.FORWARD)
                     recorder.writer.flush_if_due()
+                if follower.owes_step and recorder.phase != Phase.BACKWARD:
+                    follower.end_step(is_in_backward=False)
+                return result
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(engine, name)
@@ -210,7 +214,13 @@ class _Follower:
             self.leader = self.leader or weakref.ref(optimizer)
             if self.leader() in (optimizer, None):  # of several optimizers, the first counts the steps
                 self.leader = weakref.ref(optimizer)
-                self.recorder.end_step()
+                self.end_step(is_in_backward=before == Phase.BACKWARD)
+
+    def end_step(self, *, is_in_backward: bool) -> None:
+        """An optimizer called by a hook of backward has not seen all gradients yet: the step ends with that backward."""
+        self.owes_step = is_in_backward
+        if not is_in_backward:
+            self.recorder.end_step()
 
 
 def _give_path(module: torch.nn.Module, path: int) -> None:
