@@ -22,6 +22,7 @@ from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_analysis import Finding
 from windtunnel.commands.request import RunRequest, task_of
 from windtunnel.commands.world import ChosenRanks, Outcome, World, WorldProgress
+from windtunnel.errors import WindtunnelError
 from windtunnel.frameworks import load
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json_file import write_report
@@ -102,6 +103,9 @@ def simulate(
     except KeyboardInterrupt:  # what was found until now is worth a report
         is_interrupted = True
         simulation = summarise(_without_time(request), reported, representative, mismatches, tell)
+    except WindtunnelError:
+        summarise(_without_time(request), reported, representative, mismatches, tell)
+        raise
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
     return simulation

@@ -85,7 +85,8 @@ def time_run(
     result = _summary(request, world, time, ranks, profiles, representative)
     result = replace(result, source=source.description, network=_words(network) if network else "")
     played = {rank: each.recording for rank, each in ranks.items() if rank in world.ranks}
-    traces = write_traces(request, played, world, results, tell)
+    flops = {rank: [cost.flops for cost in ranks[rank].costs.costs] for rank in played}
+    traces = write_traces(request, played, flops, world, results, tell)
     result = replace(result, notes=(*result.notes, *traces.notes))
     times = {rank: replace(time.ranks[player], rank=rank) for rank, player in world.image.items()}
     timed = {

@@ -5,7 +5,7 @@ WorldTimeline, recordings ──> rank{R}/trace_view.json, trace_view.json, trac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.cluster.timeline import WorldTimeline
@@ -38,6 +38,7 @@ class Traces:
 def write_traces(
     request: RunRequest,
     recordings: Mapping[int, Recording],
+    flops: Mapping[int, Sequence[int]],  # of each rank's signatures
     world: WorldTimeline,
     results: Mapping[int, RankResult],
     tell: Callable[[str], None],
@@ -49,17 +50,23 @@ def write_traces(
         for rank in chosen:
             tell(f"writing the trace of rank {rank}")
             file = f"rank{rank}/trace_view.json"
-            timeline = results[rank].timeline
-            done = write_trace(request.folder / file, recordings[rank], world.ranks[rank], memory=timeline)
+            done = write_trace(
+                request.folder / file,
+                recordings[rank],
+                world.ranks[rank],
+                memory=results[rank].timeline,
+                flops=flops[rank],
+            )
             written[rank] = WrittenTrace(file, done.n_left_out)
             if done.left_out:
                 notes.append(f"{file} leaves out {done.n_left_out:,} slices: {'; '.join(done.left_out)}")
         pairs = [(recordings[rank], world.ranks[rank]) for rank in chosen]
+        memories = [results[rank].timeline for rank in chosen]
         if len(pairs) > 1:
             tell("writing the trace of all of them")
-            write_merged_trace(request.folder / "trace_view.json", pairs)
+            write_merged_trace(request.folder / "trace_view.json", pairs, memories=memories)
         if pairs:
-            trace_page(request.folder / "trace.html", pairs)
+            trace_page(request.folder / "trace.html", pairs, memories=memories)
     except OSError as error:
         notes.append(f"not every trace could be written: {error.strerror or error}")
     return Traces(written, tuple(notes))
