@@ -163,7 +163,14 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
     (out / "rankings").mkdir()
     for mine in ("memory-notes.txt", "rank0/mine.txt", "rankings/run.log"):
         (out / mine).write_text("mine")
-    for ours in ("report.json", "trace_view.json", "trace.html", "rank0/memory_block.csv", "rank7/recording.arrows", "rank7/run.log"):
+    for ours in (
+        "report.json",
+        "trace_view.json",
+        "trace.html",
+        "rank0/memory_block.csv",
+        "rank7/recording.arrows",
+        "rank7/run.log",
+    ):
         (out / ours).write_text("from an earlier run")
     done = windtunnel("run", "--force", "--out", out, "--level", 0, SCRIPTS / "train.py", cwd=tmp_path)
     assert done.returncode == 0
