@@ -1,0 +1,115 @@
+"""What the timeline of a whole cluster costs, once its ranks are recorded.
+
+a 70 B model, TP 8 x PP 8, on 1,024 and 16,384 cards ──> recordings ──> costs, programs ──> one timeline: seconds, memory
+
+The steps that were recorded are played one, two and all at a time: the cost follows the events of the ranks that play.
+`python -m benchmarks.timeline_scale FOLDER CARDS` times an earlier run instead of making one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.cluster.cast import cast_of
+from windtunnel.cluster.program import StepProgram, Work
+from windtunnel.cluster.program_builder import Durations, program_of
+from windtunnel.cluster.step_time import time_of
+from windtunnel.cluster.timeline import replay_world
+from windtunnel.commands.call_times import call_seconds
+from windtunnel.devices import find_device
+from windtunnel.events.file import read_recording
+from windtunnel.timing.network import network_of
+from windtunnel.timing.roofline import Roofline
+from windtunnel.timing.row_costs import row_costs
+
+__all__ = ["main"]
+
+_JOB = Path(__file__).parent.parent / "examples" / "megatron" / "llama_70b.sh"
+_DEVICE = "h100-80gb"
+_CARDS_OF_NODE = 8
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        _print_world(Path(sys.argv[1]), int(sys.argv[2]))
+        return
+    for n_cards in (1024, 16384):
+        with tempfile.TemporaryDirectory() as folder:
+            _record(Path(folder) / "out", n_cards)
+            _print_world(Path(folder) / "out", n_cards)
+
+
+def _record(out: Path, n_cards: int) -> None:
+    launch = f"{sys.executable} -m windtunnel.commands.main run --device {_DEVICE} --world-size {n_cards} --out {out}"
+    env = {**os.environ, "CARDS": str(n_cards), "LAUNCH": launch, "ITERS": "4"}
+    done = subprocess.run(["sh", str(_JOB)], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(
+            f"the job on {n_cards} cards ended with exit code {done.returncode}:\n{done.stdout[-2000:]}"
+        )
+
+
+def _print_world(out: Path, n_cards: int) -> None:
+    shown = _representatives(out)
+    started, cpu = time.monotonic(), time.process_time()
+    programs = {rank: _program(out, rank) for rank in sorted(set(shown.values()))}
+    print(
+        f"\n{n_cards:,} cards, {len(programs)} ranks recorded: reading and costs"
+        f" {time.monotonic() - started:.1f} s ({time.process_time() - cpu:.1f} s CPU)\n"
+    )
+    print(
+        f"{'steps':>5} {'ranks played':>13} {'their events':>13} {'wall s':>7} {'CPU s':>6} {'us an event':>12}"
+        f" {'peak GiB':>9} {'step s':>7} {'unmet':>6}"
+    )
+    n_steps = min(int((program.work == Work.STEP).sum()) for program in programs.values())
+    for n in sorted({1, 2, n_steps} & set(range(1, n_steps + 1))):
+        cut = {rank: _first_steps(program, n) for rank, program in programs.items()}
+        _print_replay(n, cut, shown, n_cards)
+
+
+def _print_replay(n: int, programs: dict[int, StepProgram], shown: dict[int, int], n_cards: int) -> None:
+    gc.collect()
+    n_events = sum(len(player.program) for player in cast_of(programs, shown, n_cards).players)
+    started, cpu = time.monotonic(), time.process_time()
+    world = replay_world(programs, shown, n_cards)
+    wall, cpu = time.monotonic() - started, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{n:>5} {len(world.ranks):>13,} {n_events:>13,} {wall:>7.1f} {cpu:>6.1f} {1e6 * cpu / n_events:>12.2f}"
+        f" {peak:>9.2f} {time_of(world).step_seconds:>7.3f} {world.n_unmet:>6,}",
+        flush=True,
+    )
+
+
+def _representatives(out: Path) -> dict[int, int]:
+    ranks = json.loads((out / "report.json").read_text(encoding="utf-8"))["ranks"]
+    return {each["rank"]: each["rank"] if each["same_as"] is None else each["same_as"] for each in ranks}
+
+
+def _program(out: Path, rank: int) -> StepProgram:
+    recording = read_recording(out / f"rank{rank}" / "recording.arrows")
+    device = find_device(_DEVICE)
+    costs = row_costs(recording, Roofline(device))
+    calls = call_seconds(recording, network_of(device, _CARDS_OF_NODE))
+    return program_of(recording, rank, Durations(costs.seconds, costs.host_seconds, calls))
+
+
+def _first_steps(program: StepProgram, n: int) -> StepProgram:
+    end = int(np.flatnonzero(program.work == Work.STEP)[n - 1]) + 1
+    arrays = {f.name: getattr(program, f.name) for f in fields(program)}
+    return replace(program, **{k: a[:end] for k, a in arrays.items() if isinstance(a, np.ndarray)})
+
+
+if __name__ == "__main__":
+    main()
