@@ -18,7 +18,7 @@ from windtunnel.events.model import Signature
 from windtunnel.timing.flops import attention_of, base_name, flops_of
 from windtunnel.timing.op_classes import OpClass, class_of, is_causal_kernel
 from windtunnel.timing.op_cost import Basis, HostCosts, OpCost
-from windtunnel.timing.roofline_bytes import bytes_moved, is_strided
+from windtunnel.timing.roofline_bytes import bytes_moved, bytes_of, is_strided
 from windtunnel.timing.roofline_calibration import Calibration, calibration_of
 from windtunnel.timing.roofline_matmul import Rates, product_seconds, products_of
 
@@ -70,9 +70,8 @@ class Roofline:
         compute = self._compute_seconds(signature, found, flops)
         memory = self._memory_seconds(n_bytes, self._bandwidth_share(signature, found))
         if found is OpClass.TRANSFER:
-            memory = (
-                n_bytes / 2 / (self.calibration.transfer_gbs * 1e9)
-            )  # read on one side, written on the other
+            n_bytes = max(map(bytes_of, (*signature.inputs, *signature.outputs)), default=0)
+            memory = n_bytes / (self.calibration.transfer_gbs * 1e9)
         basis = Basis.BYTES if found is OpClass.OTHER else Basis.MODEL
         seconds = max(compute, memory) + self._least_seconds()
         return OpCost(seconds, host, basis, flops, n_bytes, found.value)

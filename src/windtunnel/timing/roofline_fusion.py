@@ -9,7 +9,7 @@ forward keeps for backward alone is taken as computed again there, as the compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,24 +111,24 @@ def _regions(recording: Recording) -> Callable[[int], int] | None:
         return None
     functions = {tuple(pair): i for i, pair in enumerate(compiled.get("functions", ()))}
     of_frame = [functions.get((frame.file, frame.function), -1) for frame in recording.frames]
-    paths = list(compiled.get("modules", ()))
-    of_name = [next(_matching(paths, name, len(functions)), -1) for name in recording.names]
+    paths = sorted(compiled.get("modules", ()), key=len)  # the outermost first: it holds the others
+    of_name = [_place(paths, name, len(functions)) for name in recording.names]
     frames, modules = recording.columns["frame"].tolist(), recording.columns["module"].tolist()
 
     def region(row: int) -> int:
         if frames[row] >= 0 and of_frame[frames[row]] >= 0:
             return of_frame[frames[row]]
-        if modules[row] >= 0:
-            return of_name[modules[row]]
-        return len(functions) + paths.index("") if "" in paths and modules[row] >= 0 else -1
+        return of_name[modules[row]] if modules[row] >= 0 else -1
 
     return region
 
 
-def _matching(paths: list[str], name: str, first: int) -> Iterator[int]:
+def _place(paths: list[str], name: str, first: int) -> int:
+    """Of the compiled module that a module is or lies in; -1: none."""
     for i, path in enumerate(paths):
         if path == "" or name == path or name.startswith(path + "."):
-            yield first + i
+            return first + i
+    return -1
 
 
 def _storages(ragged: tuple[np.ndarray, np.ndarray], row: int) -> list[int]:
