@@ -10,7 +10,7 @@ from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Collective, Group, Mark, Phase, Role, Signature, TensorSpec
 
-ACTIVATIONS, WEIGHTS = 1, 2  # storages
+ACTIVATIONS, WEIGHTS, BUILT = 1, 2, 3  # storages
 TP, DP = (0, 1, 2, 3), (0, 4)
 WORLD = tuple(range(8))
 
@@ -30,6 +30,7 @@ def world(tmp_path, calls, groups=(("mesh_tp", TP), ("mesh_dp", DP), ("default_p
         *(Group(i, ranks, i) for i, (_, ranks) in enumerate(groups)),
         Alloc(ACTIVATIONS, 1 << 16),
         Alloc(WEIGHTS, 1 << 16),
+        Alloc(BUILT, 1 << 16, phase=Phase.BUILD),
         Mark(WEIGHTS, Role.WEIGHT),
     ]
     for id, (_, storage, group, phase) in enumerate(calls):
@@ -61,6 +62,11 @@ def test_ranks_that_exchange_activations_share_their_samples(tmp_path, name):
 def test_gathering_weights_shares_no_samples(tmp_path):
     assert shards(tmp_path, call("all_gather", storage=WEIGHTS, group=1)) == 8
     assert shards(tmp_path, call("all_gather", storage=WEIGHTS, group=2)) == 8
+
+
+def test_what_was_there_before_the_first_forward_is_no_activation(tmp_path):
+    """DeepSpeed's shards of weights lie in a buffer of its own."""
+    assert shards(tmp_path, call("all_gather", storage=BUILT, group=2)) == 8
 
 
 def test_gradients_are_exchanged_in_backward(tmp_path):

@@ -31,6 +31,8 @@ def shared_groups(recording: Recording, program: StepProgram) -> frozenset[tuple
     columns = recording.columns
     kind, role = columns["kind"], columns["role"]
     marked = ((kind == Kind.MARK) | (kind == Kind.ALLOC)) & np.isin(role, [int(r) for r in _OF_THE_MODEL])
+    # What is older than the first forward is no activation: libraries keep shards of weights nobody marked.
+    marked |= (kind == Kind.ALLOC) & (columns["phase"] == Phase.BUILD)
     of_model = set(np.unique(columns["subject"][marked]).tolist())
     offsets, storages = recording.inputs
     rows = program.row[(program.group >= 0) & (columns["phase"][program.row] == Phase.FORWARD)]
