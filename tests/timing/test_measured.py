@@ -212,7 +212,15 @@ def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_pa
         ]
         host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
         target.write_text(
-            json.dumps({"entries": entries, "host": host, "seconds": 0.5, "host_measuring_seconds": 0.1})
+            json.dumps(
+                {
+                    "entries": entries,
+                    "host": host,
+                    "seconds": 0.5,
+                    "host_measuring_seconds": 0.1,
+                    "disturbed_share": 0.0,
+                }
+            )
         )
         return 0, ""
 
@@ -235,6 +243,22 @@ def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_pa
     assert MeasuredCosts.load(file).entries == costs.entries
 
 
+def test_what_other_programs_disturbed_is_used_said_and_not_kept(tmp_path, monkeypatch):
+    def run(source, target, tell):
+        host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
+        entries = [[1e-3, 0.0, 0, 0, ""], [2e-3, 0.0, 3, 0, ""]]
+        result = {"entries": entries, "host": host, "seconds": 0.5, "host_measuring_seconds": 0.1}
+        target.write_text(json.dumps(result | {"disturbed_share": 0.4}))
+        return 0, ""
+
+    monkeypatch.setattr(measured_here, "_run", run)
+    recording = recording_of(tmp_path / "r", [Step(1), *STEP, Step(2)])
+    costs = measure_here([recording], cache=tmp_path)
+    assert (costs.cost(MM).seconds, costs.cost(RELU_).seconds) == (1e-3, 2e-3)
+    assert "this machine was busy: other programs took the processor during 40% of the" in costs.notes[0]
+    assert list(MeasuredCosts.load(cache_path(tmp_path, costs.fingerprint)).entries) == [RELU_]
+
+
 def test_an_operator_that_ends_the_process_is_left_out_and_named(tmp_path, monkeypatch):
     def run(source, target, tell):
         request = json.loads(source.read_text())
@@ -245,7 +269,15 @@ def test_an_operator_that_ends_the_process_is_left_out_and_named(tmp_path, monke
         host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
         entries = [[1e-3, 0.0, 2, 0, ""]] * len(request["signatures"])
         target.write_text(
-            json.dumps({"entries": entries, "host": host, "seconds": 0.5, "host_measuring_seconds": 0.1})
+            json.dumps(
+                {
+                    "entries": entries,
+                    "host": host,
+                    "seconds": 0.5,
+                    "host_measuring_seconds": 0.1,
+                    "disturbed_share": 0.0,
+                }
+            )
         )
         return 0, ""
 

@@ -55,7 +55,7 @@ class Measured:
 
     seconds: float = 0.0
     spread: float = 0.0  # (third quartile - first) / median
-    n_samples: int = 0
+    n_samples: int = 0  # undisturbed by other programs; with a time and none, it is not kept
     scratch_bytes: int = 0  # most it holds at once beyond its results
     reason: str = ""  # why there is no time
 

@@ -28,6 +28,7 @@ __all__ = ["cache_folder", "cache_path", "fingerprint_of", "measure_here"]
 
 _MOST_CRASHES = 5
 _MOST_NAMED = 5
+_BUSY = 0.1  # share of disturbed measurements above which it is said
 _Tell = Callable[[str], None]
 
 
@@ -61,7 +62,7 @@ def measure_here(
         fingerprint,
         entries,
         found.host,
-        notes=(*notes, *_notes(found.entries)),
+        notes=(*notes, *_notes(found)),
         measuring_seconds=found.seconds,
         host_measuring_seconds=found.host_measuring_seconds,
     )
@@ -100,6 +101,7 @@ class _Found:
     host: HostSeconds
     seconds: float
     host_measuring_seconds: float
+    disturbed_share: float
 
 
 def _load(path: Path, fingerprint: Fingerprint) -> tuple[MeasuredCosts, tuple[str, ...]]:
@@ -116,8 +118,12 @@ def _load(path: Path, fingerprint: Fingerprint) -> tuple[MeasuredCosts, tuple[st
 
 
 def _save(costs: MeasuredCosts, path: Path, tell: _Tell) -> None:
-    # What only the time was too short for is tried again by the next run.
-    entries = {s: m for s, m in costs.entries.items() if m.n_samples or not m.reason.startswith("the time")}
+    # What the time was too short for, or other programs disturbed, is tried again by the next run.
+    entries = {
+        s: m
+        for s, m in costs.entries.items()
+        if m.n_samples or (m.reason and not m.reason.startswith("the time"))
+    }
     try:
         MeasuredCosts(costs.fingerprint, entries, costs.host_seconds).save(path)
     except OSError as error:
@@ -184,7 +190,9 @@ def _result(request: Request, target: Path, crashed: dict[Signature, Measured]) 
     rows = zip(request.signatures, content["entries"], strict=True)
     entries = {signature: measured_of(row) for signature, row in rows} | crashed
     host = HostSeconds(**content["host"])
-    return _Found(entries, host, content["seconds"], content["host_measuring_seconds"])
+    return _Found(
+        entries, host, content["seconds"], content["host_measuring_seconds"], content["disturbed_share"]
+    )
 
 
 def _without(request: Request, number: int) -> Request:
@@ -193,12 +201,18 @@ def _without(request: Request, number: int) -> Request:
     return replace(request, acts=acts)
 
 
-def _notes(entries: dict[Signature, Measured]) -> list[str]:
+def _notes(found: _Found) -> list[str]:
     reasons: dict[str, list[str]] = {}
-    for signature, each in entries.items():
+    for signature, each in found.entries.items():
         if each.reason:
             reasons.setdefault(each.reason, []).append(signature.name)
-    return [
+    notes = []
+    if found.disturbed_share > _BUSY:
+        notes.append(
+            f"this machine was busy: other programs took the processor during {found.disturbed_share:.0%} of the"
+            " measurements, so the times may be too long; measure again when it is quiet"
+        )
+    return notes + [
         f"{len(names)} operators could not be measured and are bounded by the bytes they move"
         f" ({', '.join(list(dict.fromkeys(names))[:_MOST_NAMED])}): {reason}"
         for reason, names in reasons.items()

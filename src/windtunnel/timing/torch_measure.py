@@ -51,6 +51,7 @@ class Outcome:
     seconds: float  # spent on the operators
     host_measuring_seconds: float  # spent on what belongs to the machine and is kept
     n_passes: int
+    disturbed_share: float  # of the samples: another program had the processor meanwhile
 
 
 def measure(
@@ -108,7 +109,7 @@ def measure_request(
         began = clock()
         host = replace(host, bytes_per_s=copy_bytes_per_s(place))
         host_s += clock() - began
-    return Outcome(entries, host, seconds, host_s, n_passes)
+    return Outcome(entries, host, seconds, host_s, n_passes, replay.disturbed_share)
 
 
 def _passes(
@@ -166,16 +167,17 @@ def _warm_up(replay: Replay, request: Request, place: torch.device, deadline: fl
 def _step_seconds(replay: Replay, request: Request, host: HostSeconds) -> float:
     """One step of the program, by the latest pass."""
     total = 0.0
-    for number, by_act in replay.samples.items():
-        latest = [samples[-1] for samples in by_act.values()]
-        total += request.counts[number] * (sum(latest) / len(latest) + host.forward)
+    for number, count in enumerate(request.counts):
+        by_act, _ = replay.samples_of(number)
+        if count and by_act:
+            total += count * (mean(samples[-1] for samples in by_act.values()) + host.forward)
     return total
 
 
 def _entry(replay: Replay, number: int, overhead: float, scratch: int) -> Measured:
     if number in replay.reasons:
         return Measured(reason=replay.reasons[number])
-    by_act = replay.samples.get(number)
+    by_act, is_quiet = replay.samples_of(number)
     if not by_act:
         return Measured(reason="the time for measuring was up before it was run")
     every = sorted(max(0.0, s - overhead) for samples in by_act.values() for s in samples)
@@ -183,7 +185,7 @@ def _entry(replay: Replay, number: int, overhead: float, scratch: int) -> Measur
     places = [min(each) if len(each) == 2 else median(each) for each in by_act.values()]
     beside = replay.beside.get(number, 0.0) / max(1, replay.n_runs[number])
     seconds = mean(_without_outliers(places)) - overhead
-    return Measured(max(0.0, seconds) + beside, _spread(every), len(every), scratch)
+    return Measured(max(0.0, seconds) + beside, _spread(every), len(every) if is_quiet else 0, scratch)
 
 
 def _without_outliers(values: list[float]) -> list[float]:
@@ -233,6 +235,7 @@ def _write(target: Path, outcome: Outcome) -> None:
         "seconds": outcome.seconds,
         "host_measuring_seconds": outcome.host_measuring_seconds,
         "n_passes": outcome.n_passes,
+        "disturbed_share": outcome.disturbed_share,
     }
     temporary = target.with_suffix(".unfinished")
     temporary.write_text(json.dumps(content), encoding="utf-8")

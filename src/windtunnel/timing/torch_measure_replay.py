@@ -2,7 +2,8 @@
 
     acts ──> tensors on storages that live as in the program ──> operator, between two looks at the clock ──> samples
 
-What an operator allocates is given back where the program gives it back; the time of that counts for the operator
+A sample during which the processor was taken away counts only if there is no other of that operator. What an
+operator allocates is given back where the program gives it back; the time of that counts for the operator
 that made it.
 """
 
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ Tensor = torch.Tensor
 # Runs an operator: its result, and the seconds it took on the device.
 Timer = Callable[[Any, list[Any], dict[str, Any]], tuple[Any, float]]
 Clock = Callable[[], float]
+_Samples = dict[int, dict[int, list[float]]]  # signature -> act -> seconds
+_AWAY_S = 3e-3  # for how long the processor goes to another program, once it does
+_NOTICEABLE = 0.1
 _RUN, _MAKE, _DROP = int(ActKind.RUN), int(ActKind.MAKE), int(ActKind.DROP)
 
 
@@ -39,7 +44,8 @@ class Replay:
         clock: Clock,
         on_try: Callable[[int], None] = lambda signature: None,
     ) -> None:
-        self.samples: dict[int, dict[int, list[float]]] = defaultdict(dict)  # signature -> act -> seconds
+        self._quiet: _Samples = defaultdict(dict)
+        self._disturbed: _Samples = defaultdict(dict)  # other programs ran meanwhile
         self.beside: dict[int, float] = defaultdict(float)  # making and giving back memory, over all passes
         self.reasons: dict[int, str] = {}
         self._request = request
@@ -56,6 +62,17 @@ class Replay:
     @property
     def n_rebuilt(self) -> int:
         return sum(call is not None for call in self._calls)
+
+    def samples_of(self, signature: int) -> tuple[dict[int, list[float]], bool]:
+        """Seconds by act, and whether they are undisturbed; disturbed ones only where there are no others."""
+        quiet = self._quiet.get(signature)
+        return (quiet, True) if quiet else (self._disturbed.get(signature, {}), False)
+
+    @property
+    def disturbed_share(self) -> float:
+        """Of all timed runs."""
+        n_disturbed = sum(len(each) for acts in self._disturbed.values() for each in acts.values())
+        return n_disturbed / max(1, sum(self.n_runs.values()))
 
     def warm_up(self, deadline: float, run: Callable[..., Any]) -> None:
         """Each operator once, by `run(signature, operator, args, kwargs)`.
@@ -120,13 +137,17 @@ class Replay:
         try:
             tensors = self._tensors(number, inputs)
             args, kwargs = call.fill(tensors)
+            before = _switches()
             result, seconds = timer(call.operator, args, kwargs)
         except Exception as error:  # whatever a kernel says about arguments it cannot use
             self.reasons[number] = f"it failed: {str(error).splitlines()[0][:160] if str(error) else error!r}"
             self._calls[number] = None
             return
         if timer is self._timer:
-            self.samples[number].setdefault(at, []).append(seconds)
+            n_switches = _switches() - before
+            is_disturbed = n_switches * _AWAY_S > _NOTICEABLE * seconds
+            samples = self._disturbed if is_disturbed else self._quiet
+            samples[number].setdefault(at, []).append(seconds)
             self.n_runs[number] += 1
         if outputs or resized:
             self._keep(call, number, result, tensors, kwargs, outputs, resized)
@@ -182,6 +203,11 @@ class Replay:
             self._storages.clear()
             self._maker.clear()
             self._made_s.clear()
+
+
+def _switches() -> int:
+    """How often a thread of this process had to make room for another program."""
+    return getrusage(RUSAGE_SELF).ru_nivcsw
 
 
 def _untimed(run: Any, signature: int, operator: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
