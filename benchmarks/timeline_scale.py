@@ -3,6 +3,8 @@
 a 70 B model, TP 8 x PP 8, on 1,024 and 16,384 cards ──> recordings ──> costs, programs ──> one timeline: seconds, memory
 
 The steps that were recorded are played one, two and all at a time: the cost follows the events of the ranks that play.
+First with the classes that a run finds, then with every recorded rank taken for a kind of its own, which is far more
+than this job needs.
 `python -m benchmarks.timeline_scale FOLDER CARDS` times an earlier run instead of making one.
 """
 
@@ -22,13 +24,16 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.cluster.cast import cast_of
+from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.cluster.step_time import time_of
+from windtunnel.cluster.talk import talk_of
 from windtunnel.cluster.timeline import replay_world
 from windtunnel.commands.call_times import call_seconds
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
+from windtunnel.events.model import Recording
 from windtunnel.timing.network import network_of
 from windtunnel.timing.roofline import Roofline
 from windtunnel.timing.row_costs import row_costs
@@ -61,21 +66,28 @@ def _record(out: Path, n_cards: int) -> None:
 
 
 def _print_world(out: Path, n_cards: int) -> None:
-    shown = _representatives(out)
+    ranks = json.loads((out / "report.json").read_text(encoding="utf-8"))["ranks"]
+    recorded = sorted(each["rank"] for each in ranks if each["same_as"] is None)
     started, cpu = time.monotonic(), time.process_time()
-    programs = {rank: _program(out, rank) for rank in sorted(set(shown.values()))}
+    classes, programs = RankClasses(n_cards), {}
+    for rank in recorded:
+        recording = read_recording(out / f"rank{rank}" / "recording.arrows")
+        classes.learn(talk_of(recording, rank, n_cards), rank)
+        programs[rank] = _program(recording, rank)
     print(
-        f"\n{n_cards:,} cards, {len(programs)} ranks recorded: reading and costs"
+        f"\n{n_cards:,} cards, {len(programs)} ranks recorded: reading, comparing and costs"
         f" {time.monotonic() - started:.1f} s ({time.process_time() - cpu:.1f} s CPU)\n"
     )
     print(
-        f"{'steps':>5} {'ranks played':>13} {'their events':>13} {'wall s':>7} {'CPU s':>6} {'us an event':>12}"
+        f"{'kinds':>5} {'steps':>5} {'ranks played':>13} {'their events':>13} {'wall s':>7} {'CPU s':>6} {'us an event':>12}"
         f" {'peak GiB':>9} {'step s':>7} {'unmet':>6}"
     )
+    each_its_own = {e["rank"]: e["rank"] if e["same_as"] is None else e["same_as"] for e in ranks}
     n_steps = min(int((program.work == Work.STEP).sum()) for program in programs.values())
-    for n in sorted({1, 2, n_steps} & set(range(1, n_steps + 1))):
-        cut = {rank: _first_steps(program, n) for rank, program in programs.items()}
-        _print_replay(n, cut, shown, n_cards)
+    for shown in (classes.representatives(), each_its_own):
+        for n in sorted({1, 2, n_steps} & set(range(1, n_steps + 1))):
+            cut = {rank: _first_steps(programs[rank], n) for rank in sorted(set(shown.values()))}
+            _print_replay(n, cut, shown, n_cards)
 
 
 def _print_replay(n: int, programs: dict[int, StepProgram], shown: dict[int, int], n_cards: int) -> None:
@@ -86,19 +98,13 @@ def _print_replay(n: int, programs: dict[int, StepProgram], shown: dict[int, int
     wall, cpu = time.monotonic() - started, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{n:>5} {len(world.ranks):>13,} {n_events:>13,} {wall:>7.1f} {cpu:>6.1f} {1e6 * cpu / n_events:>12.2f}"
+        f"{len(programs):>5} {n:>5} {len(world.ranks):>13,} {n_events:>13,} {wall:>7.1f} {cpu:>6.1f} {1e6 * cpu / n_events:>12.2f}"
         f" {peak:>9.2f} {time_of(world).step_seconds:>7.3f} {world.n_unmet:>6,}",
         flush=True,
     )
 
 
-def _representatives(out: Path) -> dict[int, int]:
-    ranks = json.loads((out / "report.json").read_text(encoding="utf-8"))["ranks"]
-    return {each["rank"]: each["rank"] if each["same_as"] is None else each["same_as"] for each in ranks}
-
-
-def _program(out: Path, rank: int) -> StepProgram:
-    recording = read_recording(out / f"rank{rank}" / "recording.arrows")
+def _program(recording: Recording, rank: int) -> StepProgram:
     device = find_device(_DEVICE)
     costs = row_costs(recording, Roofline(device))
     calls = call_seconds(recording, network_of(device, _CARDS_OF_NODE))

@@ -76,6 +76,11 @@ class StepProgram:
         found = np.unique(self.peer).tolist()
         return tuple(peer for peer in found if peer >= 0)
 
+    @cached_property
+    def called_groups(self) -> tuple[int, ...]:
+        """Groups in which something is called together, by their place in `groups`."""
+        return tuple(np.unique(self.group[self.work == Work.COLLECTIVE]).tolist())
+
 
 @dataclass(frozen=True)
 class Stalls:
