@@ -113,6 +113,15 @@ def test_a_stage_that_waits_for_the_one_before_is_in_a_bubble():
     assert time.bubble_share == 4 / 13
 
 
+def test_a_stage_that_is_done_first_waits_in_a_bubble_too():
+    """At the norm of all gradients the last stage waits until backward has come to the first."""
+    first = [kernel(1), send(1), receive(1), kernel(4), reduce_all(1), STEP]
+    last = [receive(0), kernel(2), send(0), reduce_all(1), STEP]
+    time = time_of(play(first, last))
+    assert [(r.bubble_seconds, r.peers_seconds) for r in time.ranks.values()] == [(2, {}), (1 + 4, {})]
+    assert time.bubble_share == 7 / 16
+
+
 def test_a_rank_that_only_waits_is_not_called_slow_at_programming():
     """It has no kernel of its own: its time goes to its peers and the network."""
     rank = time_of(play([kernel(4), reduce_all(2), STEP], [reduce_all(2), STEP])).ranks[1]

@@ -94,15 +94,27 @@ def test_ranks_alike():
 def test_a_stage_that_computes_longer():
     found = ranks(time(1.0, bubble_seconds=0.5), time(1.0, bubble_seconds=0.5), time(1.5))
     assert slowest_why(found, found[2]) == (
-        "it computes 500.0 ms longer than the median rank, and is 50 % longer at work than the others"
+        "it computes 500.0 ms longer than rank 0, the fastest, 50 % longer at work"
     )
+
+
+def test_half_of_the_ranks_are_slow():
+    slow, fast = time(1.5), time(1.0, bubble_seconds=0.5)
+    found = ranks(fast, fast, slow, slow)
+    assert slowest_why(found, found[2]).startswith("it computes 500.0 ms longer than rank 0, the fastest")
+
+
+def test_a_rank_with_work_among_idle_ones():
+    idle = time(bubble_seconds=1.0)
+    found = ranks(idle, time(1.0))
+    assert slowest_why(found, found[1]) == "it computes 1.00 s longer than rank 0, the fastest"
 
 
 def test_a_rank_whose_program_is_slower():
     waits = time(1.0, peers_seconds={"world": 0.25})
     found = ranks(time(1.0, host_seconds=0.25), waits, waits)
     assert slowest_why(found, found[0]) == (
-        "it waits for its own host 250.0 ms longer than the median rank, and is 25 % longer at work than the others"
+        "it waits for its own host 250.0 ms longer than rank 1, the fastest, 25 % longer at work"
     )
 
 

@@ -34,7 +34,7 @@ class RankTime:
     peers_seconds: dict[str, float] = field(
         default_factory=dict
     )  # axis -> waiting until slower ranks come to a call
-    bubble_seconds: float = 0.0  # waiting for another stage to send or to receive
+    bubble_seconds: float = 0.0  # waiting for another stage: to send, to receive, to come to a call of both
     streams_seconds: float = 0.0  # waiting for kernels of other streams
     host_seconds: float = 0.0  # the program had not asked for anything yet
     network_seconds: dict[str, float] = field(default_factory=dict)  # axis -> data under way, hidden or not
@@ -105,7 +105,7 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
     busy = np.where(is_kernel, _overlap(timeline.start, timeline.end, first, last), 0.0)
     by_lane = np.bincount(timeline.lane, weights=busy, minlength=len(timeline.lanes))
     axes = [axis_label(name, ranks) for name, ranks in zip(program.group_names, program.groups, strict=True)]
-    booked = _Booked()
+    booked = _Booked(program.peers)
     stalls = timeline.stalls
     main, number = _main_stream(timeline, by_lane)
     mine = np.flatnonzero(stalls.stream == number)
@@ -139,7 +139,8 @@ def _main_stream(timeline: RankTimeline, busy: np.ndarray) -> tuple[int, int]:
 class _Booked:
     """Times a stream stood still, by what it stood still for."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: tuple[int, ...]) -> None:
+        self._stages = frozenset(stages)  # ranks it sends to or receives from
         self.exposed: defaultdict[str, float] = defaultdict(float)
         self.peers: defaultdict[str, float] = defaultdict(float)
         self.bubble = self.streams = self.total = 0.0
@@ -154,7 +155,8 @@ class _Booked:
         for_peers = max(0.0, min(end, met) - start)
         under_way = max(0.0, min(end, done) - max(start, met))
         axis = axes[program.group[cause]]
-        if program.work[cause] == Work.COLLECTIVE:
+        is_of_stages = not self._stages.isdisjoint(program.groups[program.group[cause]])
+        if program.work[cause] == Work.COLLECTIVE and not is_of_stages:
             self.peers[axis] += for_peers
         else:
             self.bubble += for_peers

@@ -126,9 +126,12 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
         lines.append(
             f"      windtunnel replay {folder}/rank{rank.rank}   (the same program under other allocators)"
         )
-    if rank is not None and rank.time is not None and rank.time.trace:
+    traces = [
+        rank.time.trace for rank in simulation.result.ranks if rank.time is not None and rank.time.trace
+    ]
+    if traces:
         lines.append(
-            f"      open {folder}/trace.html, or drop {folder}/{rank.time.trace} on ui.perfetto.dev   (the trace)"
+            f"      open {folder}/trace.html, or drop {folder}/{traces[0]} on ui.perfetto.dev   (the trace)"
         )
     if request.level == 0:
         lines[0] = f"\nnext: windtunnel run --force --level 1 {request.script}   (memory as well)"

@@ -80,6 +80,7 @@ def _chosen(request: RunRequest, recordings: Mapping[int, Recording]) -> tuple[l
         return [rank for rank in request.trace_ranks if rank in recordings], notes
     if len(ranks) <= _MOST_RANKS:
         return ranks, []
-    return ranks[:_MOST_RANKS], [
+    spread = [ranks[i * (len(ranks) - 1) // (_MOST_RANKS - 1)] for i in range(_MOST_RANKS)]  # of all stages
+    return spread, [
         f"traces were written of {_MOST_RANKS} of {len(ranks)} simulated ranks: choose others with --trace-ranks"
     ]

@@ -168,7 +168,8 @@ def _of(timed: dict[int, RankTimeResult], shown: RankTimeResult) -> str:
 
 
 def _share(seconds: float, time: RankTime) -> str:
-    return f"{100 * seconds / time.step_seconds:.1f}%" if seconds and time.step_seconds else ""
+    text = f"{100 * seconds / time.step_seconds:.1f}%" if time.step_seconds else ""
+    return "" if text == "0.0%" else text
 
 
 def _seconds(seconds: float) -> str:

@@ -25,7 +25,7 @@ _ARITHMETIC = frozenset(  # classes that compute; the rest moves bytes
     )
 )
 _WORTH_NAMING = 0.05  # of the step
-_MUCH = 0.02  # more than the median rank
+_MUCH = 0.02  # more than the fastest rank
 _ADVICE = {
     "arithmetic": "only faster arithmetic (a lower precision, fewer recomputations, more cards) makes it shorter",
     "bytes": "fusing small operators (torch.compile, fused optimizers and norms) would make it shorter",
@@ -55,25 +55,26 @@ def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False) -> s
 
 
 def slowest_why(ranks: Mapping[int, RankTime], slowest: RankTime) -> str:
-    """What the slowest rank does more of than the others."""
+    """What the slowest rank does more of than the fastest: a median would be one of several alike."""
     if len(ranks) < 2:
         return ""
-    own = slowest.step_seconds - slowest.waiting_for_others
-    others = sorted(r.step_seconds - r.waiting_for_others for r in ranks.values() if r.rank != slowest.rank)
-    median = others[len(others) // 2]
-    if own <= median * (1 + _MUCH):
+    fastest = min(ranks.values(), key=lambda rank: (_at_work(rank), rank.rank))
+    more = _at_work(slowest) - _at_work(fastest)
+    if more <= _MUCH * _at_work(fastest):
         return "all ranks are about as long at work"
     parts = {
-        "computes": slowest.compute_seconds - _median([r.compute_seconds for r in ranks.values()]),
-        "waits for its own host": slowest.host_seconds - _median([r.host_seconds for r in ranks.values()]),
-        "has data under way": sum(slowest.exposed_seconds.values())
-        - _median([sum(r.exposed_seconds.values()) for r in ranks.values()]),
+        "computes": slowest.compute_seconds - fastest.compute_seconds,
+        "waits for its own host": slowest.host_seconds - fastest.host_seconds,
+        "has data under way": sum(slowest.exposed_seconds.values()) - sum(fastest.exposed_seconds.values()),
+        "waits for its other streams": slowest.streams_seconds - fastest.streams_seconds,
     }
     what = max(parts, key=lambda name: parts[name])
-    return (
-        f"it {what} {format_us(parts[what] * 1e6)} longer than the median rank, and is {_percent(own - median, median)}"
-        " longer at work than the others"
-    )
+    share = f", {_percent(more, _at_work(fastest))} longer at work" if _at_work(fastest) else ""
+    return f"it {what} {format_us(parts[what] * 1e6)} longer than rank {fastest.rank}, the fastest{share}"
+
+
+def _at_work(time: RankTime) -> float:
+    return time.step_seconds - time.waiting_for_others
 
 
 def _shares(time: RankTime, profile: StepProfile) -> dict[str, tuple[float, str]]:
@@ -93,11 +94,6 @@ def _shares(time: RankTime, profile: StepProfile) -> dict[str, tuple[float, str]
         "host": (time.host_seconds, "the program itself, which does not ask for work fast enough"),
         "streams": (time.streams_seconds, "waiting for other streams"),
     }  # fmt: skip
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 def _percent(part: float, whole: float) -> str:
