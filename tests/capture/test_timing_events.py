@@ -144,6 +144,22 @@ def test_the_host_does_not_wait_for_what_it_does_not_read():
     assert _reads_of(NO_READS) == dict.fromkeys(NO_READS, 0)
 
 
+def test_what_leaves_the_device_is_a_copy_before_anybody_waits_for_it():
+    def program():
+        x = torch.ones(8, device="cuda")
+        x.to("cpu", non_blocking=True)
+        torch.empty(8).copy_(x)
+
+    done = simulate(program)
+    words = []
+    for event in done.events:
+        if isinstance(event, Op) and event.device == 0:
+            words.append(done.recording.signatures[event.signature].name)
+        elif isinstance(event, Sync):
+            words.append("read")
+    assert words[-3:] == ["memcpy.device_to_host", "memcpy.device_to_host", "read"]
+
+
 def test_a_cpu_does_the_work_itself():
     def program():
         torch.ones(8).sum().item()

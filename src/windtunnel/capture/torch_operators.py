@@ -166,8 +166,10 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     target, source = args[0], args[1]
     to, come = sim_of(target), sim_of(source)
     known = values_of(source)
-    if come is not None and (to is None or to.device_index < 0) and not _is_non_blocking(args, kwargs):
-        world.recorder.read_value(come.device_index)
+    if come is not None and come.device_index >= 0 and (to is None or to.device_index < 0):
+        _record_to_host(target, source, come)
+        if not _is_non_blocking(args, kwargs):
+            world.recorder.read_value(come.device_index)
     if to is None:  # device to a real host tensor
         if known is not None:
             target.copy_(known)
@@ -233,6 +235,25 @@ def _record_copy(target: Tensor, source: Tensor, to: store.SimStorage, come: sto
     if from_host and to.role == 0 and recorder.phase == Phase.FORWARD:
         to.role = int(Role.INPUT)
         recorder.mark(to.id, Role.INPUT)
+
+
+def _record_to_host(target: Tensor, source: Tensor, come: store.SimStorage) -> None:
+    """What leaves the device takes the way out, whether anybody waits for it or not."""
+    recorder = world.recorder
+    if recorder.is_host:
+        return
+    key = ("out", target.shape, target.stride(), target.dtype, source.shape, source.stride(), source.dtype)
+    signature = _copy_signatures.get(key)
+    if signature is None:
+        spec = Signature("memcpy.device_to_host", (tensor_spec(target), tensor_spec(source)), (), "")
+        signature = _copy_signatures[key] = recorder.writer.signature(spec)
+    kernels.locate_backward(recorder)
+    id = recorder.n_ops
+    recorder.n_ops = id + 1
+    recorder.rows.append(
+        (Kind.OP, id, signature, -1, 0, recorder.module, recorder.phase, recorder.stream, come.device_index,
+         recorder.frame_here(), (come.id,), ())
+    )  # fmt: skip
 
 
 @rule("_to_copy")
