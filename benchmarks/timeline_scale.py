@@ -98,8 +98,8 @@ def _print_replay(n: int, programs: dict[int, StepProgram], shown: dict[int, int
     wall, cpu = time.monotonic() - started, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{len(programs):>5} {n:>5} {len(world.ranks):>13,} {n_events:>13,} {wall:>7.1f} {cpu:>6.1f} {1e6 * cpu / n_events:>12.2f}"
-        f" {peak:>9.2f} {time_of(world).step_seconds:>7.3f} {world.n_unmet:>6,}",
+        f"{len(programs):>5} {n:>5} {len(world.ranks):>13,} {n_events:>13,} {wall:>7.1f} {cpu:>6.1f}"
+        f" {1e6 * cpu / n_events:>12.2f} {peak:>9.2f} {time_of(world).step_seconds:>7.3f} {world.n_unmet:>6,}",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.programs import kernel, program, receive, reduce_all, send
+from windtunnel.cluster import alike
 from windtunnel.cluster.cast import cast_of
 
 
@@ -103,3 +104,33 @@ def test_ranks_nobody_knows_are_nobodys_peers():
     by_rank = {player.rank: player for player in cast_of(programs, known, 6).players}
     assert dict(by_rank[2].peers) == {0: 0}
     assert set(cast_of(programs, known, 6).image) == {0, 1, 2, 3}
+
+
+def test_whoever_waits_for_a_slow_rank_plays_apart():
+    """Rank 3 is slow: 1 and 2 share a group with it, 0 waits for them. No two go through the same times."""
+    programs = {rank: mesh_program(rank, (2, 2), [reduce_all(1.0, 0), reduce_all(1.0, 1)]) for rank in (0, 3)}
+    cast = cast_of(programs, {0: 0, 1: 0, 2: 0, 3: 3}, 4)
+    assert [player.rank for player in cast.players] == [0, 1, 2, 3]
+    meetings = {player.rank: [meeting.players for meeting in player.meetings] for player in cast.players}
+    assert meetings == {0: [(0, 1), (0, 2)], 1: [(0, 1), (1, 3)], 2: [(2, 3), (0, 2)], 3: [(2, 3), (1, 3)]}
+
+
+def test_groups_that_are_never_called_tell_nobody_apart():
+    programs = {rank: mesh_program(rank, (2, 2), [kernel(1.0)]) for rank in (0, 3)}
+    cast = cast_of(programs, {0: 0, 1: 0, 2: 0, 3: 3}, 4)
+    assert [player.rank for player in cast.players] == [0, 3]
+
+
+def test_too_many_kinds_are_told_apart_by_messages_only(monkeypatch):
+    programs, shown = pipeline(n_replicas=4, n_stages=3, slow_replica=3)
+    for rank, each in programs.items():
+        steps = [
+            reduce_all(1.0, 0),
+            *([send(rank + 4, 1)] if rank < 8 else []),
+            *([receive(rank - 4, 1)] if rank > 3 else []),
+        ]
+        programs[rank] = program(rank, steps, each.groups)
+    monkeypatch.setattr(alike, "_MOST_KINDS", 3)
+    cast = cast_of(programs, shown, 12)
+    assert [player.rank for player in cast.players] == [0, 3, 4, 7, 8, 11]
+    assert all(peer in cast.image.values() for player in cast.players for peer in player.peers.values())
