@@ -36,7 +36,7 @@ from windtunnel.timing.roofline_fusion import fused_kernels
 __all__ = ["Step", "fit", "record"]
 
 _MOST = 3  # micro-batches in a recorded step
-_WEIGHT = 0.05  # relative error that counts as one
+_ERROR = 0.05  # relative error that counts as one
 # first guess, and how far (in natural logarithms) it may be off
 _GUESSES = {
     "matmul_share": (0.80, 0.1), "tile_loss": (0.35, 0.4), "tile_us": (1.5, 0.5), "cache_gain": (1.5, 0.3),
@@ -161,6 +161,11 @@ def fit(steps: Sequence[Step], base: Calibration, guesses: dict[str, tuple[float
     start = np.log([guesses[name][0] for name in names])
     width = np.array([guesses[name][1] for name in names])
     published = np.log([step.row.seconds for step in steps])
+    sources = [(step.row.source, step.row.device) for step in steps]
+    mean = len(steps) / len(set(sources))
+    weights = (
+        np.sqrt([mean / sources.count(source) for source in sources]) / _ERROR
+    )  # every source counts as much
 
     def values(x: np.ndarray) -> Calibration:
         return replace(base, **dict(zip(names, np.exp(x).tolist(), strict=True)))
@@ -168,7 +173,7 @@ def fit(steps: Sequence[Step], base: Calibration, guesses: dict[str, tuple[float
     def residuals(x: np.ndarray) -> np.ndarray:
         calibration = values(x)
         errors = np.log([step.seconds(calibration) for step in steps]) - published
-        return np.concatenate([errors / _WEIGHT, (x - start) / width])
+        return np.concatenate([errors * weights, (x - start) / width])
 
     # One row in ten is odd (a slow node, another version): they should not steer.
     return values(least_squares(residuals, start, loss="soft_l1", diff_step=0.02, max_nfev=15).x)

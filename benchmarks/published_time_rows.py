@@ -3,7 +3,7 @@
     ../shared/data/published ──> vTrain, Korthikanti (examples/megatron), llm-foundry, torchtitan (published_runs) ──> TimeRow
 
 A row is for calibration or for the report by its configuration alone: half of llm-foundry's rows and half of vTrain's
-one-node rows without a pipeline, chosen by a checksum. Pipelines, many nodes, torchtitan and Korthikanti are never
+rows without a pipeline, chosen by a checksum. Pipelines, torchtitan, nanoGPT, torchtune and Korthikanti are never
 calibrated on.
 """
 
@@ -54,7 +54,7 @@ def time_rows(data: Path = DATA) -> Iterator[TimeRow]:
     for row in rows:
         if row.metric == "iteration_time" and row.source.startswith("vTrain"):
             found = _vtrain(row)
-            yield _marked(found) if found.world_size <= 8 and " pp1 " in found.name else found
+            yield _marked(found) if " pp1 " in found.name else found
         elif row.metric == "iteration_time" and row.source.startswith("Korthikanti"):
             yield _korthikanti(row)
     for run in published_runs(rows):
