@@ -107,6 +107,13 @@ def test_a_rank_of_a_world_finds_its_launcher(tmp_path):
     assert (tmp_path / "rank11" / "run.log").read_text().startswith("11 16 3\n")
 
 
+def test_a_function_is_timed():
+    report = windtunnel.dry_run(train, level=3)
+    assert report.time is not None
+    assert report.ranks[0].step_time_us == pytest.approx(report.time.all_steps_seconds[-1] * 1e6)
+    assert report.ranks[0].time.profile.model_flops > 0
+
+
 @pytest.mark.parametrize(("ranks", "simulated"), [("auto", None), ([1, 2], [1, 2])])
 def test_a_script_can_be_many_ranks(ranks, simulated, capfd):
     report = windtunnel.dry_run(SCRIPTS / "stages.py", world_size=4, ranks=ranks)
@@ -119,7 +126,7 @@ def test_a_script_can_be_many_ranks(ranks, simulated, capfd):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"level": 2}, "level 2 is not built yet"),
+        ({"level": 4}, "there is no level 4"),
         ({"level": -1}, "there is no level -1"),
         ({"device": "a1000"}, "there is no device called 'a1000'"),
         ({"allocator": "cud"}, "there is no allocator 'cud'"),

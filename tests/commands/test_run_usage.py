@@ -52,9 +52,7 @@ def _refused(capsys, *args):
         ("--device a100:colour=red train.py", "cannot read 'colour=red'", "NAME:mem=40GiB"),
         ("--device mine.toml train.py", "cannot read the device file mine.toml", ""),
         ("--level high train.py", "argument --level: invalid int value: 'high'", "windtunnel run --help"),
-        ("--level 7 train.py", "there is no level 7", "level 0 (runs) or 1 (memory)"),
-        ("--level 2 train.py", "level 2 is not built yet", "level 0 (runs) or 1 (memory)"),
-        ("--level 3 train.py", "level 3 is not built yet", "level 0 (runs) or 1 (memory)"),
+        ("--level 7 train.py", "there is no level 7", "use 0 (runs), 1 (memory), 2 (and workspace) or 3 (and time)"),
         ("--steps 0 train.py", "steps is 0", "--steps 3"),
         ("--jobs 0 train.py", "jobs is 0", "--jobs"),
         ("--allocator cud train.py", "there is no allocator 'cud'", "cuda"),
@@ -101,7 +99,7 @@ def test_what_is_not_python_is_refused(here, capsys, content, sentence):
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("MS_SIMULATION_LEVEL", "3", "level 3 is not built yet"),
+        ("MS_SIMULATION_LEVEL", "4", "there is no level 4"),
         ("RANK_SIZE", "many", "the environment variable RANK_SIZE is 'many', not a number"),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable:True", "unknown allocator option 'expandable'"),
     ],

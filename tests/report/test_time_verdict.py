@@ -46,6 +46,14 @@ def test_the_largest_part_is_named_with_what_helps(parts, begins, advice):
     assert "5 % operators that move bytes" in text  # exactly one in twenty is worth naming
 
 
+def test_copies_to_and_from_the_host_are_told_apart():
+    offloading = replace(PROFILE, by_class={"transfer": 3.0, "matmul": 1.0})
+    assert bound_by(time(4.0), offloading) == (
+        "75 % of the step is copies between host and device; 25 % matrix products, convolutions and attention;"
+        " keeping more on the device, or copying on a stream of its own, would make it shorter."
+    )
+
+
 def test_small_parts_are_not_named():
     text = bound_by(time(9.7, host_seconds=0.3), COMPUTING)
     assert "the program itself" not in text

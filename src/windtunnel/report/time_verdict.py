@@ -29,6 +29,7 @@ _MUCH = 0.02  # more than the fastest rank
 _ADVICE = {
     "arithmetic": "only faster arithmetic (a lower precision, fewer recomputations, more cards) makes it shorter",
     "bytes": "fusing small operators (torch.compile, fused optimizers and norms) would make it shorter",
+    "transfer": "keeping more on the device, or copying on a stream of its own, would make it shorter",
     "network": "overlapping it, a faster network or a smaller group would make it shorter",
     "bubble": "more micro-batches, or an interleaved or zero-bubble schedule, would make it shorter",
     "peers": "balancing the ranks would make it shorter",
@@ -81,11 +82,16 @@ def _shares(time: RankTime, profile: StepProfile) -> dict[str, tuple[float, str]
     arithmetic = sum(s for name, s in profile.by_class.items() if name in _ARITHMETIC)
     total = sum(profile.by_class.values()) or 1.0
     computed = time.compute_seconds * arithmetic / total
+    copied = time.compute_seconds * profile.by_class.get(OpClass.TRANSFER.value, 0.0) / total
     axes = sorted(time.exposed_seconds, key=lambda axis: -time.exposed_seconds[axis])
     worst = [axis for axis in axes if time.exposed_seconds[axis] > 0][:2]
     return {
         "arithmetic": (computed, "matrix products, convolutions and attention"),
-        "bytes": (time.compute_seconds - computed, "operators that move bytes rather than compute"),
+        "bytes": (
+            time.compute_seconds - computed - copied,
+            "operators that move bytes rather than compute",
+        ),
+        "transfer": (copied, "copies between host and device"),
         "network": (
             sum(time.exposed_seconds.values()), f"waiting for data under way ({', '.join(worst) or 'none'})",
         ),
