@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product as product_of
 from math import ceil, prod
 
 from windtunnel.events.model import Signature
@@ -63,14 +64,9 @@ def products_of(signature: Signature) -> list[Product]:
 
 def product_seconds(product: Product, rates: Rates, calibration: Calibration) -> float:
     """The fastest way to tile it, without the time every kernel takes."""
-    return min(_option_seconds(product, rates, calibration, *option) for option in _options(product))
-
-
-def _options(product: Product) -> Iterator[tuple[int, int, int]]:
-    for rows, columns in _TILES:
-        for split in _SPLITS:
-            if split == 1 or product.inner >= 256 * split:
-                yield rows, columns, split
+    # No way is forbidden by a threshold, so that a larger product never ends sooner.
+    options = product_of(_TILES, _SPLITS)
+    return min(_option_seconds(product, rates, calibration, *tile, split) for tile, split in options)
 
 
 def _option_seconds(
