@@ -40,11 +40,15 @@ def dry_run(
     device: str = DEFAULT_DEVICE,
     allocator: str | None = None,
     steps: int | None = None,
+    workspace: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    tokens_per_step: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> RunResult:
     """Dry-run a function or a script; returns the fields of report.json. Prints nothing.
 
-    One rank is simulated, or for a script those of `ranks`: "auto" is one of each kind of work.
+    One rank is simulated, or for a script those of `ranks`: "auto" is one of each kind of work. The other options are those
+    of the command line.
     The files of the run, its output among them, stay in the folder `out`; without it they are removed.
     A function runs in a forked child: this process, its torch and its variables stay as they are.
     """
@@ -67,6 +71,9 @@ def dry_run(
         writes_blocks=False,
         writes_snapshot=False,
         folder=Path(),
+        workspace_file=None if workspace is None else Path(workspace),
+        network=network,
+        tokens_per_step=tokens_per_step,
     )
     check_request(request)
     if callable(fn_or_script) and ranks is not None:

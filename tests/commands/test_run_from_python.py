@@ -108,8 +108,9 @@ def test_a_rank_of_a_world_finds_its_launcher(tmp_path):
 
 
 def test_a_function_is_timed():
-    report = windtunnel.dry_run(train, level=3)
+    report = windtunnel.dry_run(train, level=3, tokens_per_step=1000)
     assert report.time is not None
+    assert report.time.tokens_per_second == pytest.approx(1000 / report.time.step_seconds)
     assert report.ranks[0].step_time_us == pytest.approx(report.time.all_steps_seconds[-1] * 1e6)
     assert report.ranks[0].time.profile.model_flops > 0
 
