@@ -291,6 +291,14 @@ def test_the_generation_follows_family_and_capability():
     assert {name: found[name] for name in expected} == expected
 
 
+def test_the_description_says_whose_runs_it_was_calibrated_on():
+    for device, generation in (("a100-80gb", "ampere"), ("2080ti-11gb", "ampere"), ("b200-180gb", "hopper")):
+        assert (
+            f"{device}, calibrated on published runs of {generation} cards"
+            in roofline_of(find_device(device)).description
+        )
+
+
 def test_operators_known_to_torch_are_known_here():
     """What training uses; the rest of torch's thousand is bounded by bytes."""
     names = "mm addmm bmm add mul native_layer_norm _softmax embedding native_dropout cat clone _to_copy gelu silu sum mean"

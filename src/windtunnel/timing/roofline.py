@@ -19,7 +19,7 @@ from windtunnel.timing.flops import attention_of, base_name, flops_of
 from windtunnel.timing.op_classes import OpClass, class_of, is_causal_kernel
 from windtunnel.timing.op_cost import Basis, HostCosts, OpCost
 from windtunnel.timing.roofline_bytes import bytes_moved, bytes_of, is_strided
-from windtunnel.timing.roofline_calibration import Calibration, calibration_of
+from windtunnel.timing.roofline_calibration import Calibration, calibrated_like, calibration_of
 from windtunnel.timing.roofline_matmul import Rates, product_seconds, products_of
 
 __all__ = ["Roofline", "roofline_of"]
@@ -45,7 +45,9 @@ class Roofline:
             self.calibration.host_collective_us * _US,
             self.calibration.host_sync_us * _US,
         )
-        self.description = f"model of {device.id}"
+        self.description = (
+            f"model of {device.id}, calibrated on published runs of {calibrated_like(device)} cards"
+        )
         self._bandwidth = device.bandwidth_gbs * 1e9 * self.calibration.bandwidth_share
         self._cache_bytes = device.l2_mib * 2**20 / 2
         self._known: dict[tuple[Signature, bool], OpCost] = {}

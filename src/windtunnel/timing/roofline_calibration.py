@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Calibration", "calibration_of", "generation_of", "known_generations"]
+__all__ = ["Calibration", "calibrated_like", "calibration_of", "generation_of", "known_generations"]
 
 _FILE = Path(__file__).parent / "calibration.toml"
 _GENERATIONS = ((10, "blackwell"), (9, "hopper"), (8, "ampere"), (7, "volta"))  # by major capability
@@ -75,6 +75,14 @@ def generation_of(device: DeviceProfile) -> str:
 
 def calibration_of(device: DeviceProfile) -> Calibration:
     return _by_generation(generation_of(device))
+
+
+def calibrated_like(device: DeviceProfile) -> str:
+    """The generation whose published runs its shares were fitted to: its own, or the one it inherits from."""
+    table, chapter = known_generations(), generation_of(device)
+    while "matmul_share" not in table[chapter]:
+        chapter = table[chapter]["inherits"]
+    return chapter
 
 
 def known_generations() -> dict[str, dict[str, Any]]:
