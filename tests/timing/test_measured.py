@@ -10,7 +10,7 @@ import pytest
 from tests.timing.signatures import spec
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
-from windtunnel.events.model import Alloc, Free, Op, Phase, Role, Signature, Step
+from windtunnel.events.model import Alloc, Free, Mark, Op, Phase, Role, Signature, Step
 from windtunnel.timing import measured_here
 from windtunnel.timing.measured import Fingerprint, HostSeconds, Measured, MeasuredCosts
 from windtunnel.timing.measured_here import cache_folder, cache_path, fingerprint_of, measure_here
@@ -126,9 +126,9 @@ def recording_of(path, events, signatures=(MM, RELU_)):
 
 
 def test_the_last_step_is_run_in_its_own_order(tmp_path):
-    first = [Alloc(1, 128, phase=Phase.BUILD), Alloc(2, 64, phase=Phase.BUILD), Op(0, 1, (1,))]
+    first = [Alloc(1, 128, phase=Phase.BUILD), Mark(1, Role.WEIGHT), Alloc(2, 64), Op(0, 1, (1,))]
     recording = recording_of(tmp_path / "r", [*first, Step(1), *STEP, Step(2)])
-    assert steady_rows(recording) == (4, 14)
+    assert steady_rows(recording) == (5, 15)
     request = request_of([recording])
     assert request.signatures == [MM, RELU_]
     assert request.counts == [1, 2]
@@ -141,6 +141,7 @@ def test_the_last_step_is_run_in_its_own_order(tmp_path):
         [DROP, 11],
     ]
     assert request.sizes == {1: 128, 2: 64, 10: 32, 11: 64}
+    assert request.weights == [1]
     assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
 
 

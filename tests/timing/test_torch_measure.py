@@ -12,7 +12,7 @@ import torch
 from tests.capture.simulated import simulate
 from tests.timing.signatures import spec
 from windtunnel.events.model import Recording, Signature
-from windtunnel.timing import torch_measure_replay
+from windtunnel.timing import torch_measure, torch_measure_replay
 from windtunnel.timing.measured_steps import ActKind, Request, request_of
 from windtunnel.timing.torch_measure import main, measure, measure_request
 from windtunnel.timing.torch_measure_calls import CannotRebuild, call_of
@@ -89,12 +89,13 @@ def test_results_have_the_shapes_the_recording_says(request_of_programs):
     assert n_compared > 100
 
 
-def test_the_process_of_its_own_writes_what_the_function_returns(tmp_path, capsys):
+def test_the_process_of_its_own_writes_what_the_function_returns(tmp_path, capsys, monkeypatch):
     mm = Signature("aten.mm.default", (f32(4, 8), f32(8, 2)), (f32(4, 2),), "_,_")
     run = [int(ActKind.RUN), 0, [1, 2], [3], []]
     request = Request([mm], [1], [run], {1: 128, 2: 64, 3: 32}, [7])
     content = {"device": "cpu", "threads": 1, "budget_s": 5.0, "host": None, "clock": "wall"}
     (tmp_path / "request.json").write_text(json.dumps(request.to_json() | content))
+    monkeypatch.setattr(torch_measure, "settle_allocator", lambda request: None)  # this process does more
     assert main([str(tmp_path / "request.json"), str(tmp_path / "result.json")]) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     ((seconds, _, n_samples, scratch, reason),) = result["entries"]
@@ -150,10 +151,12 @@ def test_lists_that_a_signature_cuts_short_get_their_length_back():
 
 
 def test_memory_nobody_made_has_values_every_operator_can_use():
-    storages = Storages({1: 64}, 5, CPU)
+    storages = Storages({1: 64, 4: 64}, 5, CPU, weights=[4])
     numbers = storages.tensor(1, Shape(0, f32(4, 4), torch.float32, 64))
     assert bool((numbers > 0).all())
     assert bool((numbers < 0.1).all())
+    weight = storages.tensor(4, Shape(0, f32(4, 4), torch.float32, 64))
+    assert float(weight.min()) < 0 < float(weight.max())
     indices = storages.tensor(2, Shape(1, spec(100, dtype="int64"), torch.int64, 800))
     assert (int(indices.min()), int(indices.max())) == (0, 4)
     assert storages.tensor(1, Shape(0, f32(4, 4), torch.float32, 64)) is numbers

@@ -41,6 +41,7 @@ class Request:
     acts: list[list[Any]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)  # bytes of a storage
     scratch: list[int] = field(default_factory=list)  # bytes each takes beyond its results; -1: not recorded
+    weights: list[int] = field(default_factory=list)  # storages whose values have both signs
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,13 +50,16 @@ class Request:
             "acts": self.acts,
             "sizes": [[*pair] for pair in self.sizes.items()],
             "scratch": self.scratch,
+            "weights": self.weights,
         }
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Request:
         signatures = [signature_of(row) for row in content["signatures"]]
         sizes = dict(content["sizes"])
-        return cls(signatures, content["counts"], content["acts"], sizes, content["scratch"])
+        return cls(
+            signatures, content["counts"], content["acts"], sizes, content["scratch"], content["weights"]
+        )
 
 
 def request_of(recordings: Iterable[Recording], known: Container[Signature] = ()) -> Request:
@@ -117,6 +121,8 @@ def _add(recording: Recording, wanted: dict[int, int], request: Request, n_runs:
         request.acts.append([int(ActKind.DROP_ALL)])
     request.acts += [act for act in acts if act[0] == ActKind.RUN or act[1] in touched]
     columns = recording.columns
+    is_weight = (columns["kind"] == Kind.MARK) & (columns["role"] == Role.WEIGHT)
+    request.weights += sorted(touched & set((columns["subject"][is_weight] + shift).tolist()))
     is_alloc = columns["kind"] == Kind.ALLOC
     storages, sizes = columns["subject"][is_alloc] + shift, columns["value"][is_alloc]
     request.sizes.update(

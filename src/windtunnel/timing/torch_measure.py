@@ -28,7 +28,7 @@ from windtunnel.timing.measured import HostSeconds, Measured, measured_row
 from windtunnel.timing.measured_steps import ActKind, Request
 from windtunnel.timing.torch_measure_calls import CannotRebuild, dtype_of
 from windtunnel.timing.torch_measure_host import call_overhead, copy_bytes_per_s, measure_host
-from windtunnel.timing.torch_measure_memory import available_bytes, peak_bytes
+from windtunnel.timing.torch_measure_memory import available_bytes, peak_bytes, settle_allocator
 from windtunnel.timing.torch_measure_replay import Clock, Replay, below_autograd
 from windtunnel.timing.torch_measure_scratch import scratch_meter
 from windtunnel.timing.torch_measure_storages import Storages, index_bound, span_bytes
@@ -86,6 +86,7 @@ def measure_request(
     host: HostSeconds | None = None,
     on_try: Callable[[int], None] = lambda signature: None,
     clock: Clock = time.perf_counter,
+    owns_process: bool = False,
 ) -> Outcome:
     """Time the operators of a program; `host` is what is known of this machine."""
     place = torch.device(device)
@@ -94,6 +95,8 @@ def measure_request(
         host = replace(measure_host(place, clock), bytes_per_s=host.bytes_per_s if host else 0.0)
     host_s = clock() - began
     start = clock()
+    if owns_process:
+        settle_allocator(request)
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -124,7 +127,8 @@ def _passes(
     start = clock()
     deadline = start + budget_s
     keeps_results = peak_bytes(request) <= _MEMORY_SHARE * available_bytes(place)
-    storages = Storages(request.sizes, index_bound(request.signatures), place, keeps_results=keeps_results)
+    bound = index_bound(request.signatures)
+    storages = Storages(request.sizes, bound, place, weights=request.weights, keeps_results=keeps_results)
     total, n_tried = len(request.signatures), 0
 
     def tried(signature: int) -> None:
@@ -181,8 +185,7 @@ def _entry(replay: Replay, number: int, overhead: float, scratch: int) -> Measur
     if not by_act:
         return Measured(reason="the time for measuring was up before it was run")
     every = sorted(max(0.0, s - overhead) for samples in by_act.values() for s in samples)
-    # An interruption only adds: of two samples of one place the lower is the truer one.
-    places = [min(each) if len(each) == 2 else median(each) for each in by_act.values()]
+    places = [median(each) for each in by_act.values()]
     beside = replay.beside.get(number, 0.0) / max(1, replay.n_runs[number])
     seconds = mean(_without_outliers(places)) - overhead
     return Measured(max(0.0, seconds) + beside, _spread(every), len(every) if is_quiet else 0, scratch)
@@ -215,6 +218,7 @@ def main(arguments: Sequence[str]) -> int:
             device=content["device"],
             host=host,
             clock=_CLOCKS[content["clock"]],
+            owns_process=True,
             # A kernel that takes the process down with it is known by this file.
             on_try=lambda signature: os.pwrite(trying.fileno(), b"%-12d" % signature, 0),
         )

@@ -75,18 +75,21 @@ class Replay:
         return n_disturbed / max(1, sum(self.n_runs.values()))
 
     def warm_up(self, deadline: float, run: Callable[..., Any]) -> None:
-        """Each operator once, by `run(signature, operator, args, kwargs)`.
+        """All acts once, the first of each operator by `run(signature, operator, args, kwargs)`.
 
-        What it does only the first time (compile, tune, start threads) is not timed.
+        What an operator does only the first time (compile, tune, start threads) is not timed, and the allocator
+        has by then been asked for all that a step asks for.
         """
         seen: set[int] = set()
         for at, act in enumerate(self._request.acts):
-            if act[0] == _RUN and act[1] not in seen and self._calls[act[1]] is not None:
-                seen.add(act[1])
-                self._on_try(act[1])
-                self._run(at, act, partial(_untimed, run, act[1]))
-            else:
+            if act[0] != _RUN:
                 self._housekeep(act)
+            elif self._calls[act[1]] is not None:
+                is_first = act[1] not in seen
+                if is_first:
+                    seen.add(act[1])
+                    self._on_try(act[1])
+                self._run(at, act, partial(_untimed, run, act[1]) if is_first else _unwatched)
             if self._clock() > deadline:
                 return
 
@@ -212,6 +215,10 @@ def _switches() -> int:
 
 def _untimed(run: Any, signature: int, operator: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
     return run(signature, operator, args, kwargs), 0.0
+
+
+def _unwatched(operator: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    return operator(*args, **kwargs), 0.0
 
 
 def _timer_for(device: torch.device, clock: Clock) -> Timer:

@@ -2,9 +2,9 @@
 
     storage, shape ──> its memory if an operator made it, else new memory with harmless values ──> tensor
 
-What the program computes before the step is not known. Floating-point numbers are then small and positive (no
-square root of a negative number, no denormal), integers are valid indices wherever the program looks something up,
-and truth values are true.
+What the program computes before the step is not known. Weights then have small values of both signs, other
+floating-point numbers are small and positive (no square root of a negative number, no denormal), integers are valid
+indices wherever the program looks something up, and truth values are true.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["Shape", "Storages", "index_bound", "span_bytes"]
 
 Tensor = torch.Tensor
 _BLOCK = 1 << 14  # values that are made; the rest is copies of them
+_MIDDLE = 0.02  # of the numbers that are made
 _INDEXING = (OpClass.LOOKUP, OpClass.SCATTER, OpClass.LOSS, OpClass.POOLING)
 _INTEGERS = ("int64", "int32")
 
@@ -52,12 +53,19 @@ class _Memory:
 
 class Storages:
     def __init__(
-        self, sizes: dict[int, int], bound: int, device: torch.device, *, keeps_results: bool = True
+        self,
+        sizes: dict[int, int],
+        bound: int,
+        device: torch.device,
+        *,
+        weights: Iterable[int] = (),
+        keeps_results: bool = True,
     ) -> None:
         """`keeps_results` False: every tensor is cut from one pool, for programs larger than this machine."""
         self._sizes = sizes
         self._bound = bound
         self._device = device
+        self._weights = set(weights)
         self._keeps_results = keeps_results
         self._store: dict[int, _Memory] = {}
         self._blocks: dict[torch.dtype, Tensor] = {}
@@ -116,7 +124,11 @@ class Storages:
         if not self._keeps_results:
             return _Memory(self._pool(shape.n_bytes, shape.dtype))
         n_bytes = max(shape.n_bytes, self._sizes.get(storage, 0))
-        memory = self._store[storage] = _Memory(self._fresh(n_bytes, shape.dtype))
+        made = self._fresh(n_bytes, shape.dtype)
+        if storage in self._weights and shape.dtype.is_floating_point:
+            whole = made.nbytes() // shape.dtype.itemsize
+            torch.empty(0, dtype=shape.dtype, device=self._device).set_(made, 0, (whole,), (1,)).sub_(_MIDDLE)
+        memory = self._store[storage] = _Memory(made)
         return memory
 
     def _pool(self, needed: int, dtype: torch.dtype) -> torch.UntypedStorage:
@@ -144,7 +156,7 @@ class Storages:
             if dtype is torch.bool:
                 found = torch.ones(_BLOCK, dtype=dtype, device=self._device)
             elif dtype.is_floating_point or dtype.is_complex:
-                found = (0.01 + 0.02 * (mixed % 1021) / 1021).to(dtype)
+                found = (_MIDDLE * (0.5 + (mixed % 1021) / 1021)).to(dtype)
             else:
                 found = (mixed % min(self._bound, 127 if dtype.itemsize == 1 else self._bound)).to(dtype)
             self._blocks[dtype] = found
