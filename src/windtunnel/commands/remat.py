@@ -235,7 +235,8 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.steps = _STEPS if args.steps is None else args.steps
     options.level = 0  # memory is what the simulation is for
     options.jobs, options.executor = None, "local"
-    options.memory_tracker = options.snapshot = options.library_buffers = False
+    options.memory_tracker = options.snapshot = options.library_buffers = options.measure = False
+    options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
 
