@@ -6,7 +6,7 @@ TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench qwen world dtr dtr-curve probe msprobe clean
+.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,12 @@ qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: our
 
 world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 cards: what a dry run of every rank costs
 	@$(BIN)/python -m benchmarks.world_sizes
+
+time: $(VENV)/.dev $(VENV)/.megatron  ## level 3: against real steps here, against published steps, pipeline bubbles, 1,024 cards
+	@$(BIN)/python -m benchmarks.local_time
+	@$(BIN)/python -m benchmarks.pipeline_bubbles
+	@$(BIN)/python -m benchmarks.published_time
+	@$(BIN)/python -m benchmarks.timeline_scale
 
 dtr: $(VENV)/.dev  ## rematerialisation: against checkpointing, predicted against measured, policies, the authors' logs
 	@$(BIN)/python -m benchmarks.dtr_training

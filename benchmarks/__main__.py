@@ -11,6 +11,7 @@ from benchmarks import (
     dtr_training,
     gloo_truth,
     large_models,
+    local_time,
     step_speed,
 )
 
@@ -19,6 +20,7 @@ allocator_speed.main()
 large_models.main()
 cpu_exactness.main()
 gloo_truth.main()
+local_time.main([])
 dtr_training.main()
 dtr_prediction.main()
 dtr_policies.main()

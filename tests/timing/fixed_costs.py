@@ -24,6 +24,7 @@ class FixedCosts:
     backward_factor: float = 1.0
     fused: OpCost | None = None
     description: str = "made up"
+    notes: tuple[str, ...] = ()
     asked: list[tuple[str, bool]] = field(default_factory=list)
 
     def cost(self, signature: Signature, *, is_backward: bool = False) -> OpCost:

@@ -87,7 +87,7 @@ def time_run(
     played = {rank: each.recording for rank, each in ranks.items() if rank in world.ranks}
     flops = {rank: [cost.flops for cost in ranks[rank].costs.costs] for rank in played}
     traces = write_traces(request, played, flops, world, results, tell)
-    result = replace(result, notes=(*result.notes, *traces.notes))
+    result = replace(result, notes=(*result.notes, *source.notes, *traces.notes))
     times = {rank: replace(time.ranks[player], rank=rank) for rank, player in world.image.items()}
     timed = {
         rank: RankTimeResult(times[rank], profile, traces.of(rank).file, traces.of(rank).n_left_out)

@@ -57,6 +57,11 @@ class CostSource(Protocol):
         """Where the times come from, for a person: "model of h100-80gb", "measured on this machine"."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the times should know, a sentence each."""
+        ...
+
     def cost(self, signature: Signature, *, is_backward: bool = False) -> OpCost: ...
 
     def fused_cost(self, n_bytes: int) -> OpCost | None:

@@ -37,6 +37,8 @@ _PLAIN_SHARE = 0.3  # of the fp32 peak, for such convolutions
 class Roofline:
     """Costs of one device by formula."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, device: DeviceProfile, calibration: Calibration | None = None) -> None:
         self.device = device
         self.calibration = calibration or calibration_of(device)
