@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.published_megatron import Case, arguments_of
 from benchmarks.published_row import DATA, ROOT, Row, published_rows
 from benchmarks.published_runs import published_runs
 
@@ -22,6 +23,7 @@ __all__ = ["TimeRow", "limited", "time_rows"]
 SCRIPT = str(ROOT / "examples" / "megatron" / "pretrain_gpt.py")
 _VTRAIN_NETWORK = "nics=4,bandwidth=25GB/s"  # "inter_node_bandwidth": 800 Gbit/s in its configurations
 _TIMED = ("step_time_s", "tokens_per_s_per_gpu")
+_TEST_CARDS = {"DGX A100 80GB": "a100-80gb", "DGX H100 80GB": "h100-80gb"}
 _GPT_VOCABULARY = 51200  # GPT-2's, padded as Megatron pads it for 8-way tensor parallelism
 
 
@@ -57,6 +59,8 @@ def time_rows(data: Path = DATA) -> Iterator[TimeRow]:
             yield _marked(found) if " pp1 " in found.name else found
         elif row.metric == "iteration_time" and row.source.startswith("Korthikanti"):
             yield _korthikanti(row)
+        elif row.metric == "iteration_time_median" and _is_local_test(row):
+            yield _functional_test(row)
     for run in published_runs(rows):
         if run.metric in _TIMED:
             is_seconds = run.metric == "step_time_s"
@@ -141,6 +145,32 @@ def _korthikanti(row: Row) -> TimeRow:
         "auto",
         seconds,
         n,
+        False,
+    )
+
+
+def _is_local_test(row: Row) -> bool:
+    """Megatron-LM's functional tests of the layers that the example has too."""
+    is_gpt = row.config["test_case"].startswith(("gpt/", "moe/"))
+    return row.hardware in _TEST_CARDS and is_gpt and row.config["args"].get("transformer-impl") == "local"
+
+
+def _functional_test(row: Row) -> TimeRow:
+    """Twelve narrow layers, bound by the host, in deterministic mode."""
+    config = row.config
+    world = (config["nodes"] or 1) * (config["gpus_per_node"] or 8)
+    case = Case(row.model, row.hardware, "", 0, world, config["args"], "")
+    command = (SCRIPT, *arguments_of(case))
+    return TimeRow(
+        row.model,
+        "Megatron-LM functional tests",
+        _TEST_CARDS[row.hardware],
+        world,
+        None,
+        command,
+        "auto",
+        row.value,
+        1,
         False,
     )
 
