@@ -21,7 +21,14 @@ class Adapter:
     steps: tuple[int, ...] = ()
 
     def __init__(self, level: str, task: str, summary: str, folder: str, extra: dict) -> None:
-        config = {"task": task, "dump_path": folder, "rank": [], "step": [*self.steps], "level": level, **extra}
+        config = {
+            "task": task,
+            "dump_path": folder,
+            "rank": [],
+            "step": [*self.steps],
+            "level": level,
+            **extra,
+        }
         config[task] = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": summary}
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))

@@ -1,6 +1,6 @@
 """Small models and training programs for the tests of the probe; they need torch and nothing else.
 
-    build("cnn") ──> model, function of the step number that gives the loss
+build("cnn") ──> model, function of the step number that gives the loss
 """
 
 from __future__ import annotations

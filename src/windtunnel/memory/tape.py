@@ -90,7 +90,9 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     rows, ids = _named(columns, device)
     here = columns["device"] == device
     emptied = np.flatnonzero(here & (kind == Kind.EMPTY_CACHE))
-    told = here & (kind == Kind.SYNC) & (columns["extra"] != 1)  # reading a value lets no side stream's memory go
+    told = (
+        here & (kind == Kind.SYNC) & (columns["extra"] != 1)
+    )  # reading a value lets no side stream's memory go
     done = _finished(rows, ids, columns, np.flatnonzero(told))
     event = np.concatenate([rows, emptied, done[0]])
     tape_kind = _TAPE_KIND[kind[event]]

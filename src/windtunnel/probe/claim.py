@@ -43,7 +43,9 @@ def claim_folder(path: Path | str) -> Path:
         for item in items:
             os.rename(path / item, earlier / item)
         _rebase(earlier, path)
-        with suppress(Exception):  # damaged files of another run are no reason to stop this one; the journal stays
+        with suppress(
+            Exception
+        ):  # damaged files of another run are no reason to stop this one; the journal stays
             recover_folder(earlier)
         root = path.parent.parent
         if root not in _told:
