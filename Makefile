@@ -25,7 +25,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) -e ".[torch,plot,plan,demo,dev]"
 	@touch $@
 
-demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit
+demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit, how long is a step
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
 test: $(VENV)/.frameworks $(VENV)/.browser  ## the tests

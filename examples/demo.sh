@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job in two runs: a 7 B model that does not fit one 80 GB card, and what makes it fit.
+# The main job in two runs: a 7 B model that does not fit one 80 GB card; what makes it fit, and how long a step then takes.
 cd "$(dirname "$0")/.." || exit 1
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 
@@ -7,5 +7,5 @@ say "windtunnel run --device a100-80gb examples/qwen25_7b.py --batch-size 4"
 windtunnel run --device a100-80gb --out windtunnel-out/demo-1 --force examples/qwen25_7b.py --batch-size 4
 [ $? -eq 4 ] || { echo "expected: it does not fit (exit code 4)"; exit 1; }
 
-say "windtunnel run --device a100-80gb examples/qwen25_7b.py --batch-size 1 --checkpointing"
-windtunnel run --device a100-80gb --out windtunnel-out/demo-2 --force examples/qwen25_7b.py --batch-size 1 --checkpointing
+say "windtunnel run --level 3 --device a100-80gb examples/qwen25_7b.py --batch-size 1 --checkpointing"
+windtunnel run --level 3 --device a100-80gb --out windtunnel-out/demo-2 --force examples/qwen25_7b.py --batch-size 1 --checkpointing
