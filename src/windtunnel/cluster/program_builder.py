@@ -15,6 +15,7 @@ import numpy as np
 
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.events.scalars import peer_of
 
 __all__ = ["Durations", "is_recomputed", "program_of"]
 
@@ -58,7 +59,7 @@ def program_of(
 
     groups, names, index_of = _groups(recording, rank)
     group, peer = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
-    peers = [_peer_of(s.scalars) for s in recording.signatures]
+    peers = [peer_of(s.scalars) for s in recording.signatures]
     is_call = kind == Kind.COLLECTIVE
     value, extra = columns["value"][rows], columns["extra"][rows]
     for at in np.flatnonzero(is_call).tolist():
@@ -120,9 +121,4 @@ def _sequences(recording: Recording) -> np.ndarray:
 
 
 def _way_of(name: str, scalars: str) -> str:
-    return f"{name} {_peer_of(scalars)}" if name in _WITH_PEER else ""
-
-
-def _peer_of(scalars: str) -> int:
-    word = next((w for w in scalars.split() if w.startswith("peer=")), "peer=-1")
-    return int(word[5:])
+    return f"{name} {peer_of(scalars)}" if name in _WITH_PEER else ""

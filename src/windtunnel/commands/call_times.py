@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel.events.model import Kind, Recording
+from windtunnel.events.scalars import peer_of
 from windtunnel.timing.collectives import collective_bytes, collective_seconds
 from windtunnel.timing.network import Network, host_network
 
@@ -43,8 +44,7 @@ def call_seconds(recording: Recording, network: Network) -> dict[tuple[int, int]
 
 def _ends(scalars: str, members: tuple[int, ...], own: int) -> tuple[int, ...]:
     """The two ranks of a send or receive; whoever it is from, if nobody is named, is the next one."""
-    word = next((w for w in scalars.split() if w.startswith("peer=")), "peer=-1")
-    peer = int(word[5:])
+    peer = peer_of(scalars)
     if peer < 0:
         peer = members[(members.index(own) + 1) % len(members)] if own in members else members[0]
     return (own, peer)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Signature, TensorSpec
+from windtunnel.events.scalars import arguments_of
 
 __all__ = ["Dimensions", "base_name", "is_dimension", "settings_of"]
 
@@ -174,7 +175,7 @@ def _is_dense(spec: TensorSpec) -> bool:
 
 def _argument(scalars: str, index: int, name: str) -> float:
     """The number or switch at this place of the call; None and what was not given are 0, a list is its length."""
-    arguments = [part for part in _split(scalars) if not _is_keyword(part)]
+    arguments = [part for part in arguments_of(scalars) if not _is_keyword(part)]
     if index >= len(arguments):
         return 0
     try:
@@ -188,26 +189,12 @@ def _argument(scalars: str, index: int, name: str) -> float:
     raise KeyError(name)
 
 
-def _split(scalars: str) -> list[str]:
-    """`_,[_,_],True` -> `_`, `[_,_]`, `True`"""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(scalars):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append(scalars[start:i])
-            start = i + 1
-    return [*parts, scalars[start:]]
-
-
 def _is_keyword(part: str) -> bool:
     return part.partition("=")[0].isidentifier() and "=" in part
 
 
 def _keyword(scalars: str, name: str) -> str:
-    marked = [part for part in _split(scalars) if part.startswith(name + "=")]
+    marked = [part for part in arguments_of(scalars) if part.startswith(name + "=")]
     return marked[0].partition("=")[2] if marked else ""
 
 
@@ -245,7 +232,7 @@ def _convolution(signature: Signature, base: str) -> dict[str, float]:
         (*signature.inputs[:3],) if base.endswith("_backward") else (None, *signature.inputs[:2])
     )
     result = gradient or signature.outputs[0]
-    arguments = [part for part in _split(signature.scalars) if not _is_keyword(part)]
+    arguments = [part for part in arguments_of(signature.scalars) if not _is_keyword(part)]
     groups = [part for part in arguments if part.isdecimal()]
     n_spatial = len(images.shape) - 2
 
@@ -294,7 +281,7 @@ def _length_first(signature: Signature, base: str) -> dict[str, float]:
 def _fused_npu(signature: Signature, base: str) -> dict[str, float]:
     """npu_fusion_attention: the layout is one of its arguments."""
     query, key, value = signature.inputs[:3]
-    words = [part.strip("'\"") for part in _split(signature.scalars)]
+    words = [part.strip("'\"") for part in arguments_of(signature.scalars)]
     layout = next(word for word in words if word in ("BSH", "SBH", "BNSD", "BSND", "TND"))
     heads = next(int(word) for word in words if word.isdecimal())
     at = {letter: i for i, letter in enumerate(layout)}

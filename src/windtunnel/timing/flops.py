@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from math import prod
 
 from windtunnel.events.model import Signature
+from windtunnel.events.scalars import arguments_of
 from windtunnel.timing.op_classes import base_name
 
-__all__ = ["Attention", "arguments_of", "attention_of", "base_name", "flops_of"]
+__all__ = ["Attention", "attention_of", "base_name", "flops_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +205,3 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "mkldnn_rnn_layer": _recurrent(1),
     "mkldnn_rnn_layer_backward": _recurrent(2),
 }  # fmt: skip
-
-
-def arguments_of(scalars: str) -> list[str]:
-    """The top-level parts of "_,_,[1,1],False"."""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(scalars):
-        if letter in "[(":
-            depth += 1
-        elif letter in "])":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            parts.append(scalars[start:i])
-            start = i + 1
-    parts.append(scalars[start:])
-    return parts

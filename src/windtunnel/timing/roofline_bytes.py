@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.flops import arguments_of
+from windtunnel.events.scalars import arguments_of
 from windtunnel.timing.op_classes import OpClass, base_name, class_of
 
 __all__ = ["bytes_moved", "bytes_of", "is_strided"]

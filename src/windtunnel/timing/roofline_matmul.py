@@ -15,7 +15,7 @@ from itertools import product as product_of
 from math import ceil, prod
 
 from windtunnel.events.model import Signature
-from windtunnel.timing.flops import arguments_of
+from windtunnel.events.scalars import arguments_of
 from windtunnel.timing.op_classes import base_name
 from windtunnel.timing.roofline_calibration import Calibration
 

@@ -1,0 +1,28 @@
+"""The arguments of an operator that are no tensors, as a signature keeps them: text.
+
+"_,_,[1,1],False" ──> arguments        "peer=3 op=SUM" (a collective) ──> the other rank
+"""
+
+from __future__ import annotations
+
+__all__ = ["arguments_of", "peer_of"]
+
+
+def arguments_of(scalars: str) -> list[str]:
+    """The top-level parts of "_,_,[1,1],False"."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(scalars):
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(scalars[start:i])
+            start = i + 1
+    return [*parts, scalars[start:]]
+
+
+def peer_of(scalars: str) -> int:
+    """The global rank of the root or partner of a call; -1: none is named."""
+    word = next((word for word in scalars.split() if word.startswith("peer=")), "peer=-1")
+    return int(word[5:])
