@@ -21,6 +21,7 @@ from windtunnel.commands.nursery import Nursery
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_analysis import Finding
 from windtunnel.commands.request import RunRequest, task_of
+from windtunnel.commands.time_stage import time_run
 from windtunnel.commands.world import ChosenRanks, Outcome, World, WorldProgress
 from windtunnel.errors import WindtunnelError
 from windtunnel.frameworks import load
@@ -153,8 +154,6 @@ def _timed(
     if request.level < 3 or mismatches:
         return findings, None
     results = {rank: finding.result for rank, finding in findings.items()}
-    from windtunnel.commands.time_stage import time_run
-
     timed = time_run(request, results, representative, tell)
     if timed is None:
         return findings, None
