@@ -22,7 +22,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LEAST_BYTES = 4 * MIB  # judged from here on
 
 README = "stas00/ml-engineering@744d01e network/README.md"
-TODO = "stas00/ml-engineering@744d01e todo.md"
+ML_ENGINEERING_NOTES = "stas00/ml-engineering@744d01e todo.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def points() -> Iterator[Point]:
     yield Point("h200-141gb", 8, 16 * GIB, 361.4, README, "all_gather")
     yield Point("h200-141gb", 8, 16 * GIB, 362.9, README, "reduce_scatter")
     yield Point("h200-141gb", 32, 4 * GIB, 364.87, README + " (EFA)")
-    yield Point("h200-141gb", 16, 16 * GIB, 486.8, TODO + " (EFA)")
+    yield Point("h200-141gb", 16, 16 * GIB, 486.8, ML_ENGINEERING_NOTES + " (EFA)")
     yield Point("mi300x-192gb", 8, 4 * GIB, 312.91, README, is_fit=True)
     yield Point("mi300x-192gb", 2, 4 * GIB, 47.67, README, is_fit=True)
     yield Point("h100-80gb", 8, 8 * GIB, 479.41, "NVIDIA/nccl-tests#347")

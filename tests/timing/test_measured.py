@@ -202,6 +202,13 @@ def test_arguments_no_signature_has_are_refused(text):
 # -- the whole way, with a measurement that is given ----------------------------------------------------------
 
 
+def _answer(entries, disturbed_share=0.0):
+    """What the measuring process writes."""
+    host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
+    times = {"seconds": 0.5, "host_measuring_seconds": 0.1, "disturbed_share": disturbed_share}
+    return json.dumps({"entries": entries, "host": host, **times})
+
+
 def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_path, monkeypatch):
     asked = []
 
@@ -211,18 +218,7 @@ def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_pa
         entries = [
             [1e-3, 0.0, 2, 0, ""] if row[0] == MM.name else [0.0, 0.0, 0, 0, "it failed: no"] for row in rows
         ]
-        host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
-        target.write_text(
-            json.dumps(
-                {
-                    "entries": entries,
-                    "host": host,
-                    "seconds": 0.5,
-                    "host_measuring_seconds": 0.1,
-                    "disturbed_share": 0.0,
-                }
-            )
-        )
+        target.write_text(_answer(entries))
         return 0, ""
 
     monkeypatch.setattr(measured_here, "_run", run)
@@ -246,10 +242,8 @@ def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_pa
 
 def test_what_other_programs_disturbed_is_used_said_and_not_kept(tmp_path, monkeypatch):
     def run(source, target, tell):
-        host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
         entries = [[1e-3, 0.0, 0, 0, ""], [2e-3, 0.0, 3, 0, ""]]
-        result = {"entries": entries, "host": host, "seconds": 0.5, "host_measuring_seconds": 0.1}
-        target.write_text(json.dumps(result | {"disturbed_share": 0.4}))
+        target.write_text(_answer(entries, disturbed_share=0.4))
         return 0, ""
 
     monkeypatch.setattr(measured_here, "_run", run)
@@ -267,19 +261,8 @@ def test_an_operator_that_ends_the_process_is_left_out_and_named(tmp_path, monke
         if 1 in wanted:
             target.with_suffix(".trying").write_bytes(b"%-12d" % 1)
             return -11, ""
-        host = {"forward": 1e-6, "backward": 2e-6, "module": 3e-6, "bytes_per_s": 1e9}
         entries = [[1e-3, 0.0, 2, 0, ""]] * len(request["signatures"])
-        target.write_text(
-            json.dumps(
-                {
-                    "entries": entries,
-                    "host": host,
-                    "seconds": 0.5,
-                    "host_measuring_seconds": 0.1,
-                    "disturbed_share": 0.0,
-                }
-            )
-        )
+        target.write_text(_answer(entries))
         return 0, ""
 
     monkeypatch.setattr(measured_here, "_run", run)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windtunnel.cluster.groups import groups_of
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.events.scalars import peer_of
@@ -57,7 +58,9 @@ def program_of(
     seconds, host = durations.seconds[rows] * is_built, durations.host_seconds[rows] * is_built
     work[(kind == Kind.OP) & (seconds <= 0)] = Work.HOST
 
-    groups, names, index_of = _groups(recording, rank)
+    found = groups_of(recording, rank)
+    groups, index_of = found.members, found.index_of
+    names = tuple(map(recording.name, found.names))
     group, peer = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
     peers = [peer_of(s.scalars) for s in recording.signatures]
     is_call = kind == Kind.COLLECTIVE
@@ -87,23 +90,6 @@ def is_recomputed(recording: Recording) -> np.ndarray:
         - (is_edge & (columns["kind"] == Kind.MODULE_EXIT))
     )
     return depth > 0
-
-
-def _groups(
-    recording: Recording, rank: int
-) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...], dict[int, int]]:
-    """Members and names of the groups this rank is in, and the place of each by its id."""
-    offsets, ranks = recording.inputs
-    groups: list[tuple[int, ...]] = []
-    names: list[str] = []
-    index_of: dict[int, int] = {}
-    for row in np.flatnonzero(recording.columns["kind"] == Kind.GROUP).tolist():
-        members = tuple(ranks[offsets[row] : offsets[row + 1]].tolist())
-        if rank in members:
-            index_of[int(recording.columns["subject"][row])] = len(groups)
-            groups.append(members)
-            names.append(recording.name(int(recording.columns["value"][row])))
-    return tuple(groups), tuple(names), index_of
 
 
 def _sequences(recording: Recording) -> np.ndarray:

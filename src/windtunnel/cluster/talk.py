@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from windtunnel.cluster.digest import digest_of, peak_bytes_of
+from windtunnel.cluster.groups import groups_of
 from windtunnel.events.model import Kind, Recording, Signature, TensorSpec
 
 __all__ = ["Call", "Line", "RankTalk", "talk_of"]
@@ -66,7 +67,8 @@ class RankTalk:
 def talk_of(recording: Recording, rank: int, world_size: int) -> RankTalk:
     """Read a rank's recording."""
     columns = recording.columns
-    groups, index_of_group = _groups_of(recording, rank)
+    found = groups_of(recording, rank)
+    groups, index_of_group = found.members, found.index_of
     steps = np.flatnonzero(columns["kind"] == Kind.STEP)
     last_step = int(steps[-1]) if len(steps) else -1
     writer = _LineWriter(recording, groups)
@@ -102,19 +104,6 @@ def _is_whole(recording: Recording, n_steps: int) -> bool:
     if not recording.is_complete or footer.get("status", "ok") != "ok":
         return False
     return n_steps == 0 or footer.get("is_stopped") is False
-
-
-def _groups_of(recording: Recording, rank: int) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
-    """The groups this rank is in, and the place of each by its id."""
-    offsets, ranks = recording.inputs
-    groups: list[tuple[int, ...]] = []
-    index_of: dict[int, int] = {}
-    for row in np.flatnonzero(recording.columns["kind"] == Kind.GROUP).tolist():
-        members = tuple(ranks[offsets[row] : offsets[row + 1]].tolist())
-        if rank in members:
-            index_of[int(recording.columns["subject"][row])] = len(groups)
-            groups.append(members)
-    return tuple(groups), index_of
 
 
 class _LineWriter:
