@@ -4,6 +4,7 @@ WindtunnelError                exit code 1
 ├── UsageError                 2   wrong option, wrong file, wrong name
 │   ├── MissingFramework       2   torch or mindspore is not installed
 │   └── ProbeConfigError       2   a key or value of a probe's config.json is wrong
+├── NoToolchain                1   MindSpore's loader stubs cannot be made here; the meta route remains
 ├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
 ├── PredictedOutOfMemory       4   an allocation did not fit the simulated device
 └── CorruptFile                2   a file from elsewhere cannot be trusted or read
@@ -14,6 +15,7 @@ from __future__ import annotations
 __all__ = [
     "CorruptFile",
     "MissingFramework",
+    "NoToolchain",
     "PredictedOutOfMemory",
     "ProbeConfigError",
     "ScriptError",
@@ -52,6 +54,10 @@ class ProbeConfigError(UsageError):
 
 class CorruptFile(UsageError):
     """A file is damaged, foreign or unsafe to read."""
+
+
+class NoToolchain(WindtunnelError):
+    """What MindSpore's Ascend plugin needs to start without CANN cannot be made on this machine."""
 
 
 class ScriptError(WindtunnelError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from windtunnel.errors import MissingFramework
 
-__all__ = ["load", "load_door"]
+__all__ = ["load", "load_door", "location_of"]
 
 
 def load(room: str, part: str, framework: str) -> ModuleType:
@@ -25,3 +27,10 @@ def load(room: str, part: str, framework: str) -> ModuleType:
 def load_door(module: str) -> ModuleType:
     """Import one of our own modules by name, for the lazy names of `windtunnel/__init__.py`."""
     return import_module(module)
+
+
+def location_of(package: str) -> Path | None:
+    """The folder of an installed top-level package, found without importing it; None if there is none."""
+    spec = find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) if folders else None

@@ -1,0 +1,129 @@
+"""Compile the loader stubs: one library with every symbol, one thin library per other soname, and the marker.
+
+WantedFromCann ──> generated C++ + cann_stubs.cc ──> libascendcl.so
+                                                ├──> thin libraries that lead to it
+                    cann_stub_marks.cc ─────────┴──> libwindtunnel_marks.so
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, WantedFromCann
+from windtunnel.errors import NoToolchain
+
+__all__ = ["MARKS_LIBRARY", "SOURCES", "build_stubs", "find_compiler"]
+
+MARKS_LIBRARY = "libwindtunnel_marks.so"
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("cann_stubs.cc", "cann_stub_marks.cc"))
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 300  # a compiler that takes longer than this for 1,000 empty functions will not finish
+_OPTIONS = "-std=c++14 -O1 -fPIC -shared -w -fno-builtin -Wl,-z,noexecstack -Wl,--build-id=none".split()
+
+# What a constructor of these classes must set to zero: a smart pointer, in Operator behind the virtual table.
+# A class that is not here is only a registration and has no members.
+_OBJECT_BYTES = {
+    "Operator": 24,
+    **dict.fromkeys("AscendString Shape TensorDesc Tensor Graph GNode Session TensorType".split(), 16),
+    **dict.fromkeys("GraphBuffer Promote".split(), 8),
+}
+_CONSTRUCTOR = re.compile(r"_ZN2ge(\d+)(\w+)")
+# These hand the object back, so that calls can be chained.
+_CHAINED = re.compile(r"_ZN2ge(?:8Operator|5Graph|10TensorDesc)")
+_DATA = ("_ZTV", "_ZTI", "_ZTS")
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler to use: $CXX, else the first of c++, g++ and clang++."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for command in [chosen] if chosen else [[name] for name in _COMPILERS]:
+        if shutil.which(command[0]):
+            return command
+    missing = f"$CXX ({chosen[0]})" if chosen else f"none of {', '.join(_COMPILERS)}"
+    raise NoToolchain(
+        f"MindSpore's Ascend plugin needs loader stubs and no C++ compiler was found ({missing} is in PATH)",
+        hint="install g++ (apt install g++, or conda install gxx)",
+    )
+
+
+def build_stubs(wanted: WantedFromCann, folder: Path) -> None:
+    """Write every library into `folder`/lib."""
+    compiler = find_compiler()
+    libraries = folder / "lib"
+    libraries.mkdir(parents=True)
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(wanted.cxx11_strings)}"
+    generated = folder / "symbols.cc"
+    generated.write_text("\n".join(_stub_lines(wanted.symbols)), encoding="utf-8")
+    behaviour, marks = map(str, SOURCES)
+    _compile(compiler, abi, libraries / CANN_LIBRARY, str(generated), behaviour)
+    _compile(compiler, abi, libraries / MARKS_LIBRARY, marks, "-ldl")
+    empty = folder / "empty.cc"
+    empty.touch()
+    for name in wanted.libraries:
+        if name != CANN_LIBRARY:
+            # dlsym on a handle also looks in what the library needs, so a thin one offers every symbol.
+            needs = ("-Wl,--no-as-needed", f"-L{libraries}", f"-l:{CANN_LIBRARY}", "-Wl,-rpath,$ORIGIN")
+            _compile(compiler, abi, libraries / name, "-nostdlib", str(empty), *needs)
+
+
+def _stub_lines(symbols: tuple[str, ...]) -> Iterator[str]:
+    """C++ in which each name is a weak function of C: a mangled name is an identifier like any other."""
+    yield 'extern "C" {'
+    for name in symbols:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            continue
+        if name.startswith(_DATA):
+            yield f"__attribute__((weak)) void *{name}[32];"
+            continue
+        yield f"__attribute__((weak)) void *{name}(char *self) {{ {_body(name)} }}"
+    yield "}\n"
+
+
+def _body(name: str) -> str:
+    n_bytes = _constructed_bytes(name)
+    if n_bytes is not None:
+        return f"for (int i = 0; i < {n_bytes}; ++i) self[i] = 0; return self;"
+    return "return self;" if _CHAINED.match(name) else "return 0;"
+
+
+def _constructed_bytes(name: str) -> int | None:
+    """The bytes that a constructor sets, None if the function is not one: _ZN2ge5ShapeC1Ev -> 16."""
+    match = _CONSTRUCTOR.match(name)
+    if not match:
+        return None
+    length = int(match[1])
+    class_name, rest = match[2][:length], match[2][length:]
+    return _OBJECT_BYTES.get(class_name, 0) if re.match(r"C[12]E", rest) else None
+
+
+def _compile(compiler: list[str], abi: str, output: Path, *arguments: str) -> None:
+    command = [*compiler, *_OPTIONS, abi, f"-Wl,-soname,{output.name}", "-o", str(output), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoToolchain(f"the compiler {compiler[0]} could not be run: {error}", hint=_SET_CXX) from error
+    if done.returncode or not output.exists():
+        raise NoToolchain(
+            f"the compiler {compiler[0]} failed on {output.name}: {_first_error(done.stderr)}", hint=_SET_CXX
+        )
+
+
+_SET_CXX = "set CXX to a working C++ compiler"
+
+
+def _first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it said nothing")

@@ -1,0 +1,156 @@
+"""Loader stubs that let MindSpore's own Ascend plugin start where CANN is not installed.
+
+    installed wheel ──> what its plugin wants ──> compiled once ──> cache/<version>-<machine>-<hash>/cann ──> CannStubs
+                                                                                 (used again by every later run)
+
+The stubs are our own code, made on the user's machine. They are only good for MindSpore's simulation levels 0 and 1,
+which never call the device. Neither the wheel nor the user's environment is changed: a run gets two variables.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.capture.cann_stub_build import MARKS_LIBRARY, SOURCES, build_stubs
+from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, plugin_of, wanted_from_cann
+from windtunnel.errors import NoToolchain
+
+__all__ = ["TRIED_VERSIONS", "CannStubs", "stubs_for"]
+
+TRIED_VERSIONS = ("2.10.0",)
+_STALE_SECONDS = 3600  # a build takes seconds: what is older was left by one that was killed
+# MindSpore wants to import CANN's Python package for communication before it starts a group.
+_HCCL_PACKAGE = "class sys_version:  # noqa: N801\n    __sys_version__ = '0'\n"
+
+
+@dataclass(frozen=True)
+class CannStubs:
+    """A folder that looks like an installed CANN to the loader."""
+
+    folder: Path  # ends in "cann": MindSpore cuts the path of libascendcl.so there and appends lib64
+
+    def environment(self) -> dict[str, str]:
+        """The variables a run needs, with what they hold already behind ours."""
+        ours = {"LD_LIBRARY_PATH": self.folder / "lib64", "PYTHONPATH": self.folder / "py"}
+        return {
+            name: os.pathsep.join(filter(None, (str(path), os.environ.get(name))))
+            for name, path in ours.items()
+        }
+
+    @property
+    def marks(self) -> Path:
+        """The library that writes marks into MindSpore's memory tracker."""
+        return self.folder / "lib" / MARKS_LIBRARY
+
+
+def stubs_for(
+    mindspore_folder: Path, cache: Path | None = None, tell: Callable[[str], None] = lambda text: None
+) -> CannStubs:
+    """The stubs for an installed MindSpore, made now if this is their first use."""
+    if sys.platform != "linux":
+        raise NoToolchain(f"MindSpore's Ascend plugin is a Linux library, this is {sys.platform}")
+    version = _version_of(mindspore_folder)
+    home = (cache or _default_cache()) / _key(mindspore_folder, version)
+    if (home / "cann" / "lib" / CANN_LIBRARY).exists():
+        return CannStubs(home / "cann")
+    if version not in TRIED_VERSIONS:
+        tell(f"loader stubs were tried with mindspore {', '.join(TRIED_VERSIONS)}; this is {version}")
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(home.parent)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=home.parent))
+    except OSError as error:
+        return _temporary(mindspore_folder, home, error, tell)
+    tell(f"making loader stubs for mindspore {version}, once")
+    try:
+        _build(mindspore_folder, building / "cann")
+        _move(building, home)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return CannStubs(home / "cann")
+
+
+def _build(mindspore_folder: Path, folder: Path) -> None:
+    build_stubs(wanted_from_cann(mindspore_folder), folder)
+    (folder / "lib64").symlink_to("lib")
+    package = folder / "py" / "hccl"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(_HCCL_PACKAGE, encoding="utf-8")
+
+
+def _move(building: Path, home: Path) -> None:
+    building.chmod(0o755)
+    try:
+        building.rename(home)
+    except OSError:
+        # Another process was quicker: what it made is the same.
+        if not (home / "cann" / "lib" / CANN_LIBRARY).exists():
+            raise
+
+
+_temporary_homes: dict[Path, Path] = {}
+
+
+def _temporary(mindspore_folder: Path, home: Path, error: OSError, tell: Callable[[str], None]) -> CannStubs:
+    """Stubs for this process only."""
+    if home not in _temporary_homes:
+        tell(f"loader stubs are made for this run only: {home.parent} cannot be written ({error.strerror})")
+        folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
+        atexit.register(_remove_by_its_maker, folder, os.getpid())
+        _build(mindspore_folder, folder / "cann")
+        _temporary_homes[home] = folder
+    return CannStubs(_temporary_homes[home] / "cann")
+
+
+def _remove_by_its_maker(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked child ends earlier than we do
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale(cache: Path) -> None:
+    for folder in cache.glob(".building-*"):
+        try:
+            if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # its maker, or another sweeper, was quicker
+
+
+def _default_cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "windtunnel" / "cann-stubs"
+
+
+def _version_of(mindspore_folder: Path) -> str:
+    try:
+        text = (mindspore_folder / "version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"""__version__\s*=\s*['"]([\w.+-]{1,60})['"]""", text)
+    if not match:
+        raise NoToolchain(
+            f"{mindspore_folder} does not say its version in version.py",
+            hint="reinstall mindspore in this Python",
+        )
+    return match[1]
+
+
+def _key(mindspore_folder: Path, version: str) -> str:
+    """Everything that decides what is made: the wheel, this machine, and our own sources."""
+    plugin = plugin_of(mindspore_folder)
+    digest = hashlib.sha256(f"{plugin.name} {plugin.stat().st_size}".encode())
+    here = Path(__file__)
+    for source in (*SOURCES, *(here.with_name(f"cann_stub{end}.py") for end in ("s", "_build", "_symbols"))):
+        digest.update(source.read_bytes())
+    digest.update(here.with_name("elf_reader.py").read_bytes())
+    return f"{version}-{os.uname().machine}-{digest.hexdigest()[:12]}"
