@@ -22,9 +22,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
+__all__ = ["DEFAULT_ASCEND", "DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
 
 DEFAULT_DEVICE = "a100-80gb"
+DEFAULT_ASCEND = "ascend-910b-64gb"  # of a MindSpore script
 _HOW_TO_START = "windtunnel devices --toml prints one to start from"
 _CONTEXT_BYTES = 500 * MIB  # what the CUDA context takes before torch can allocate anything
 _FAMILIES = {"cuda": "nvidia", "npu": "ascend", "cpu": "cpu"}  # of a device that names none

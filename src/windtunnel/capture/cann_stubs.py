@@ -25,7 +25,7 @@ from windtunnel.capture.cann_stub_build import MARKS_LIBRARY, SOURCES, build_stu
 from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, plugin_of, wanted_from_cann
 from windtunnel.errors import NoToolchain
 
-__all__ = ["TRIED_VERSIONS", "CannStubs", "stubs_for"]
+__all__ = ["TRIED_VERSIONS", "CannStubs", "stubs_for", "version_of"]
 
 TRIED_VERSIONS = ("2.10.0",)
 _STALE_SECONDS = 3600  # a build takes seconds: what is older was left by one that was killed
@@ -59,7 +59,7 @@ def stubs_for(
     """The stubs for an installed MindSpore, made now if this is their first use."""
     if sys.platform != "linux":
         raise NoToolchain(f"MindSpore's Ascend plugin is a Linux library, this is {sys.platform}")
-    version = _version_of(mindspore_folder)
+    version = version_of(mindspore_folder)
     home = (cache or _default_cache()) / _key(mindspore_folder, version)
     if (home / "cann" / "lib" / CANN_LIBRARY).exists():
         return CannStubs(home / "cann")
@@ -131,7 +131,8 @@ def _default_cache() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "windtunnel" / "cann-stubs"
 
 
-def _version_of(mindspore_folder: Path) -> str:
+def version_of(mindspore_folder: Path) -> str:
+    """What the wheel says of itself, without importing it."""
     try:
         text = (mindspore_folder / "version.py").read_text(encoding="utf-8", errors="replace")
     except OSError:

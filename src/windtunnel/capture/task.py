@@ -30,6 +30,7 @@ class RankTask:
     is_tracking_stacks: bool
     folder: str
     is_recording_saves: bool = False  # what autograd saves and loads, for `windtunnel remat`
+    framework: str = "torch"  # or "mindspore"
 
     @property
     def recording_path(self) -> Path:

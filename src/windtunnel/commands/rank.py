@@ -35,6 +35,8 @@ def simulate_rank(
     mail: Mail | None = None,
 ) -> int:
     """Simulate a rank; returns 0 if the program ended well, 3 if not, or one of the codes above."""
+    if task.framework == "mindspore":
+        return _simulate_mindspore(task, on_step)
     writers: list[RecordingWriter] = []
 
     def make_counters(writer: RecordingWriter, path: Path) -> LiveMemory:
@@ -46,6 +48,14 @@ def simulate_rank(
     failures = [writer.failure for writer in writers if writer.failure]
     if failures:
         print(f"windtunnel: {failures[0]}", file=sys.stderr)
+        return CANNOT_RECORD
+    return 0 if outcome["status"] == "ok" else 3
+
+
+def _simulate_mindspore(task: RankTask, on_step: Callable[[int], None] | None) -> int:
+    outcome, failure = load("capture", "rank", "mindspore").run_rank(task, on_step)
+    if failure is not None:
+        print(f"windtunnel: {failure}", file=sys.stderr)
         return CANNOT_RECORD
     return 0 if outcome["status"] == "ok" else 3
 

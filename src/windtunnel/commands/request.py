@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.capture.task import RankTask
-from windtunnel.devices import DeviceProfile
+from windtunnel.devices import DEFAULT_ASCEND, DeviceProfile
 from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator
 from windtunnel.memory.workspace import WorkspaceTable
@@ -55,6 +55,7 @@ class RunRequest:
     is_measuring: bool = False  # operators are timed on the device of this machine
     tokens_per_step: int | None = None  # None: counted
     trace_ranks: tuple[int, ...] | None = None  # None: a few
+    framework: str = "torch"  # or "mindspore"
 
     @property
     def is_list(self) -> bool:
@@ -86,9 +87,27 @@ def check_request(request: RunRequest) -> None:
         raise UsageError(
             f"there is no executor {request.executor!r}", hint="use local, ray, or ray:ADDRESS of a cluster"
         )
+    _check_framework(request)
     _check_ranks(request)
     _check_time(request)
     Allocator.from_spec(request.allocator, conf=request.allocator_conf)
+
+
+def _check_framework(request: RunRequest) -> None:
+    if request.framework != "mindspore":
+        return
+    if request.device.kind != "npu":
+        raise UsageError(
+            f"a MindSpore script is simulated on Ascend cards, and {request.device.id} is none",
+            hint=f"leave --device out for {DEFAULT_ASCEND}, or name another of `windtunnel devices`",
+        )
+    given = {"--snapshot": request.writes_snapshot, "--measure": request.is_measuring}
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option} is for torch scripts, and {request.script} is MindSpore's",
+                hint=f"leave {option} out",
+            )
 
 
 def _check_ranks(request: RunRequest) -> None:
@@ -153,5 +172,5 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.script, request.arguments, request.is_module, request.device, request.allocator,
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
-        str(folder.resolve()), request.is_recording_saves,
+        str(folder.resolve()), request.is_recording_saves, request.framework,
     )  # fmt: skip

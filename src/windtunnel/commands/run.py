@@ -13,11 +13,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from windtunnel.capture.framework_choice import framework_of
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
 from windtunnel.commands.run_folder import prepare_folder
 from windtunnel.commands.screen import Screen
 from windtunnel.commands.simulation import Simulation, simulate
-from windtunnel.devices import DEFAULT_DEVICE, find_device
+from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import report_text
 from windtunnel.report.terminal import show_run
@@ -30,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--level", type=int, metavar="{0,1,2,3}",
         help="0 builds and runs; 1 adds memory (default); 2 the workspace of kernels; 3 time and a trace")  # fmt: skip
-    add("--device", default=DEFAULT_DEVICE, metavar="NAME",
-        help="accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu")  # fmt: skip
+    add("--device", metavar="NAME",
+        help=f"accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu (default {DEFAULT_DEVICE}; for MindSpore"
+        f" {DEFAULT_ASCEND})")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="cards of the job")
     add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 8)")
     which = parser.add_mutually_exclusive_group()
@@ -143,14 +145,15 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
 
 def read_request(args: argparse.Namespace) -> RunRequest:
     """What the options and the environment ask for, checked."""
-    device = find_device(args.device)
     if args.is_module:
         _check_module(args.script)
     else:
         _check_script(Path(args.script))
+    framework = framework_of(args.script, args.is_module)
+    device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
     given = [n for n in (args.world_size, _env_int("RANK_SIZE"), _env_int("WORLD_SIZE")) if n is not None]
     n_cards = given[0] if given else 1
-    allocator = args.allocator or device.allocator
+    allocator = args.allocator or ("mindspore" if framework == "mindspore" else device.allocator)
     request = RunRequest(
         script=args.script,
         arguments=tuple(args.arguments),
@@ -177,6 +180,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         trace_ranks=None
         if args.trace_ranks is None
         else tuple(dict.fromkeys(_rank_list(args.trace_ranks, "--trace-ranks"))),
+        framework=framework,
     )
     check_request(request)
     return request

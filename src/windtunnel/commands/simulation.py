@@ -70,7 +70,8 @@ def simulate(
     choice = RankClasses(request.world_size) if request.ranks is None else ChosenRanks(request.ranks)
     with ExitStack() as closing:
         n_ranks = request.world_size if request.ranks is None else len(request.ranks)
-        nursery = Nursery(n_ranks if is_local else 0)
+        # MindSpore is imported by each rank for itself: its libraries cannot be forked.
+        nursery = Nursery(n_ranks if is_local and request.framework == "torch" else 0)
         closing.callback(nursery.close)
         executor: Executor
         if is_local:

@@ -1,0 +1,196 @@
+"""Watch a MindSpore program from Python: cells, backward, optimizer steps, weights and gradients.
+
+    Cell.__call__ ──> enter, exit        the PyNative executor's grad ──> backward      Cell.compile ──> build times
+    Optimizer, TrainOneStepCell ──> step        parameters, gradients ──> tensor (by the address of their memory)
+
+Only methods of MindSpore's own classes are wrapped, once, before the script's first line; what they return is what they
+returned before.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import mindspore
+from mindspore import Parameter, Tensor, nn
+from mindspore.common import initializer
+from mindspore.graph import api
+
+from windtunnel.capture.tracker_marks import MarkWriter
+
+__all__ = ["EnoughSteps", "Instruments"]
+
+_WRAPPERS = ("network.", "_backbone.")  # attributes of TrainOneStepCell and WithLossCell
+
+
+class EnoughSteps(BaseException):
+    """--steps: the program has taken as many as were asked for. No `except Exception` of a script catches it."""
+
+
+class Instruments:
+    """Writes marks while the script runs."""
+
+    def __init__(self, marks: MarkWriter, on_step: Callable[[int], None]) -> None:
+        self._marks, self._on_step = marks, on_step
+        self._paths: dict[int, str] = {}  # id of a cell -> its path in the root that was called
+        self._roots: list[Any] = []  # kept alive, as their ids are
+        self._depth = 0
+        self._n_backward = 0
+        self._n_optimizer = 0
+        self._n_steps = 0
+        self._named: set[tuple[int, str]] = set()
+
+    def install(self) -> None:
+        nn.Cell.__call__ = self._watched_call(nn.Cell.__call__)
+        nn.Cell.compile = self._timed_compile(nn.Cell.compile)
+        executor = api._PyNativeExecutor
+        executor.grad = self._watched_backward(executor.grad)
+        for owner, name in ((Tensor, "backward"),):
+            if hasattr(owner, name):
+                setattr(owner, name, self._watched_backward(getattr(owner, name)))
+        # Values of a simulated card are never read: drawing random numbers for them takes minutes and gigabytes.
+        initializer.Initializer.__call__ = lambda self, array: None
+
+    # -- cells ---------------------------------------------------------------------------------------------
+
+    def _watched_call(self, original: Callable) -> Callable:
+        @wraps(original)
+        def __call__(cell: Any, *args: Any, **kwargs: Any) -> Any:
+            if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
+                result = original(cell, *args, **kwargs)
+                if self._depth == 0 and _trains(cell):
+                    self._end_step(is_marked=False)
+                return result
+            is_optimizer = isinstance(cell, (nn.Optimizer, mindspore.experimental.optim.Optimizer))
+            path = self._path(cell)
+            self._depth += 1
+            self._marks.add("enter", path, int(self._n_backward > 0))
+            if is_optimizer:
+                self._n_optimizer += 1
+                if self._n_optimizer == 1:
+                    self._marks.add("optimizer", 1)
+            try:
+                return original(cell, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if is_optimizer:
+                    self._n_optimizer -= 1
+                    if self._n_optimizer == 0:
+                        self._marks.add("optimizer", 0)
+                self._marks.add("exit")
+                if is_optimizer and self._n_optimizer == 0:
+                    self._end_step(is_marked=True)
+
+        return __call__
+
+    def _path(self, cell: Any) -> str:
+        """Where a cell stands in the root that was called; a cell outside of it is named by its class."""
+        if self._depth == 0 and id(cell) not in self._paths:
+            self._roots.append(cell)
+            for name, part in cell.cells_and_names():
+                while name.startswith(_WRAPPERS):
+                    name = name.partition(".")[2]
+                self._paths.setdefault(id(part), name)
+            self._paths.setdefault(id(cell), "")
+        path = self._paths.get(id(cell))
+        return type(cell).__name__ if path is None else path
+
+    def _timed_compile(self, original: Callable) -> Callable:
+        @wraps(original)
+        def compile(cell: Any, *args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return original(cell, *args, **kwargs)
+            finally:
+                self._marks.add("build", type(cell).__name__, round((time.perf_counter() - started) * 1e6))
+
+        return compile
+
+    # -- backward and steps --------------------------------------------------------------------------------
+
+    def _watched_backward(self, original: Callable) -> Callable:
+        @wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._n_backward += 1
+            if self._n_backward == 1:
+                self._marks.add("backward", 1)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._n_backward -= 1
+                if self._n_backward == 0:
+                    self._marks.add("backward", 0)
+            self._name_gradients(args, result)
+            return result
+
+        return backward
+
+    def _end_step(self, is_marked: bool) -> None:
+        """A dynamic graph's step is marked; where a compiled graph's ends is seen by its operators."""
+        self._n_steps += 1
+        if self._n_steps <= 2:
+            self.name_tensors()  # weights are there after the first step, state of the optimizer too
+        if is_marked:
+            self._marks.add("step")
+        self._marks.flush()
+        self._on_step(self._n_steps)
+
+    # -- names ---------------------------------------------------------------------------------------------
+
+    def name_tensors(self) -> None:
+        """Say which memory is which parameter."""
+        states = set(self.optimizer_names())
+        for parameter in _living(Parameter):
+            role = "optimizer" if parameter.name in states else "weight"
+            self._name(parameter, role, parameter.name)
+
+    def optimizer_names(self) -> list[str]:
+        """Names of the parameters that optimizers made for themselves."""
+        found = set()
+        for optimizer in _living(nn.Optimizer):
+            trained = {parameter.name for parameter in optimizer.parameters}
+            found |= {parameter.name for parameter in optimizer.get_parameters()} - trained
+        return sorted(found)
+
+    def _name_gradients(self, args: tuple[Any, ...], result: Any) -> None:
+        weights = next((arg for arg in args if isinstance(arg, (list, tuple)) and arg and
+                        all(isinstance(item, Parameter) for item in arg)), ())  # fmt: skip
+        gradients = _tensors_of(result)
+        if len(gradients) < len(weights):
+            return
+        for weight, gradient in zip(weights, gradients[len(gradients) - len(weights) :], strict=True):
+            self._name(gradient, "gradient", weight.name)
+
+    def _name(self, tensor: Any, role: str, name: str) -> None:
+        try:
+            address = tensor.data_ptr() if tensor.device.startswith("Ascend") else 0
+        except Exception:  # a tensor without memory, of whatever kind: it has no name to give
+            return
+        if address and (address, name) not in self._named:
+            if role != "gradient":
+                self._named.add((address, name))
+            self._marks.add("tensor", address, role, name)
+
+
+def _trains(cell: Any) -> bool:
+    """Whether one call of a compiled cell is a step of training."""
+    return isinstance(cell, nn.TrainOneStepCell) or any(
+        isinstance(part, nn.Optimizer) for _, part in cell.cells_and_names()
+    )
+
+
+def _tensors_of(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors_of(item)]
+    return []
+
+
+def _living(kind: type) -> list[Any]:
+    """All objects of a class. By their type, as asking a weak proxy whose object is gone would raise."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

@@ -1,0 +1,77 @@
+"""Values that a script reads from a simulated card: they do not exist, and the user is told where it did so.
+
+Tensor.asnumpy, item, tolist, int(), float(), bool(), print ──> what MindSpore gives (zeros) + a note with the line
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from mindspore import Tensor
+
+from windtunnel.capture.tracker_marks import MarkWriter
+
+__all__ = ["UnknownReads"]
+
+_METHODS = ("asnumpy", "item", "tolist", "__int__", "__float__", "__bool__", "__index__", "numpy")
+_FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
+
+
+class UnknownReads:
+    """Notes every place where the program reads a value of the device, and how often."""
+
+    def __init__(self, marks: MarkWriter) -> None:
+        self._marks = marks
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+        self._is_reading = False
+        self.notices: list[str] = []
+
+    def install(self) -> None:
+        for name in _METHODS:
+            if hasattr(Tensor, name):
+                setattr(Tensor, name, self._watched(getattr(Tensor, name), name))
+
+    def found(self) -> list[dict[str, Any]]:
+        return list(self._found.values())
+
+    def _watched(self, original: Callable, name: str) -> Callable:
+        @wraps(original)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_reading or not _is_on_device(tensor):
+                return original(tensor, *args, **kwargs)
+            self._is_reading = True  # `item` reads through `asnumpy`: that is one reading
+            try:
+                value = original(tensor, *args, **kwargs)
+            finally:
+                self._is_reading = False
+            self._note(name, value)
+            return value
+
+        return read
+
+    def _note(self, name: str, value: Any) -> None:
+        key = (_user_line(), f"Tensor.{name}")
+        plain = value if isinstance(value, (bool, int, float)) else 0
+        entry = self._found.setdefault(key, {"where": key[0], "what": key[1], "value": plain, "count": 0})
+        entry["count"] += 1
+        self._marks.add("read")
+
+
+def _is_on_device(tensor: Any) -> bool:
+    try:
+        return tensor.device.startswith("Ascend")
+    except Exception:  # whatever is wrong with it, the reading itself will say
+        return False
+
+
+def _user_line() -> str:
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _FOREIGN):
+            return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "(no Python line)"

@@ -1,0 +1,61 @@
+"""What the program itself did, beside what MindSpore's tracker saw: modules, phases, steps, names of tensors.
+
+    the script's process ──> MarkWriter ──> marks.jsonl ──> read_marks ──> Mark
+
+A mark carries the tracker's tick at which it happened, so both can be put into one order. Lines are short lists:
+`[12, "enter", "layers.0.mlp", 0]`. The file is flushed at every step: a killed program's marks are there up to its last one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Mark", "MarkWriter", "read_marks"]
+
+
+class Mark(NamedTuple):
+    """One line of the file.
+
+    enter module, is_again | exit | backward 1 or 0 | optimizer 1 or 0 | step | read | build what, microseconds |
+    tensor address, role, name | end outcome
+    """
+
+    tick: int
+    kind: str
+    values: tuple[Any, ...] = ()
+
+
+class MarkWriter:
+    """Appends marks; `tick` asks the tracker for its clock."""
+
+    def __init__(self, path: Path, tick: Callable[[], int]) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._tick = tick
+
+    def add(self, kind: str, *values: Any) -> None:
+        if not self._file.closed:
+            self._file.write(json.dumps([self._tick(), kind, *values]) + "\n")
+
+    def flush(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_marks(path: Path) -> Iterator[Mark]:
+    """Every whole line; what cannot be read is where the program was killed."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            tick, kind, *values = json.loads(line)
+        except ValueError:
+            return
+        yield Mark(int(tick), str(kind), tuple(values))
