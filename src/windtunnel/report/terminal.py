@@ -212,7 +212,7 @@ def _tensor_table(rank: RankResult) -> FittedTable:
 def _what(tensors: LiveTensors) -> Cell:
     if tensors.name or not tensors.op:
         return tensors.name or tensors.module or "(unnamed)"
-    op = tensors.op.removeprefix("aten.")
+    op = tensors.op.removeprefix("aten.").removeprefix("ms.")
     short = (f"{op} {tensors.module.rpartition('.')[2]}", op) if tensors.module else (op,)
     return (f"{tensors.op} {tensors.module}".rstrip(), *short)
 

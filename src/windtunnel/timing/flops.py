@@ -15,6 +15,7 @@ from math import prod
 from windtunnel.events.model import Signature
 from windtunnel.events.scalars import arguments_of
 from windtunnel.timing.op_classes import base_name
+from windtunnel.timing.products_mindspore import PRODUCTS, ProductSizes, tensors_of
 
 __all__ = ["Attention", "attention_of", "base_name", "flops_of"]
 
@@ -102,6 +103,8 @@ def attention_of(signature: Signature) -> Attention | None:
         query, key, value = (spec.shape for spec in signature.inputs[first : first + 3])
         if layout == "npu":
             return _npu_attention(query, key, arguments, n_products)
+        if layout == "statistics":
+            return _mindspore_attention(signature, n_products)
         if layout == "bhsd":
             *batch, n_queries, width = query
             n_keys, heads = key[-2], prod(batch)
@@ -112,7 +115,7 @@ def attention_of(signature: Signature) -> Attention | None:
             n_sequences = max(signature.inputs[_OFFSETS[n_products]].shape[0] - 1, 1)
             n_queries, n_keys, width = query[0] // n_sequences, key[0] // n_sequences, query[2]
             heads = n_sequences * query[1]
-    except (IndexError, ValueError):  # an overload with other arguments
+    except (IndexError, ValueError, StopIteration, ZeroDivisionError):  # an overload with other arguments
         return None
     return Attention(heads, n_queries, n_keys, width, value[-1], n_products, is_causal)
 
@@ -129,6 +132,37 @@ def _npu_attention(
     width = query[-1] // n_heads if layout in ("BSH", "SBH") else query[-1]
     is_causal = any(a.startswith("sparse_mode=") and a[12:] not in ("0", "1") for a in texts)
     return Attention(n_heads * n_sequences, query[length], key[length], width, width, n_products, is_causal)
+
+
+def _mindspore_attention(signature: Signature, n_products: int) -> Attention:
+    """FlashAttentionScore: neither heads nor layout are recorded; the softmax statistics [b, n, s, 8] tell both.
+
+    The mask of 2,048 x 2,048 is the compressed one, of sparse modes that leave out half of the scores.
+    """
+    inputs = tensors_of(signature)
+    query, key, value = (spec.shape for spec in inputs[:3])
+    others = inputs[4:] if n_products == _BACKWARD else signature.outputs
+    statistics = next(
+        s.shape for s in others if s.dtype == "float32" and len(s.shape) > 2 and s.shape[-1] == _STATISTICS
+    )
+    *batch, heads, n_queries = statistics[:-1]
+    if batch:
+        n_sequences = batch[0]
+    else:  # tokens of all sequences one after the other [t, n, 8]: where they begin is not recorded
+        n_sequences, n_queries, heads = 1, *statistics[:2]
+    width = prod(query) // (n_sequences * n_queries * heads)
+    if len(query) == 3 and batch:  # BSH or SBH
+        n_keys = key[1 if query[0] == n_sequences else 0]
+        value_width = value[-1] * width // key[-1]
+    else:  # BNSD, BSND or TND
+        length = 0 if not batch else 2 if query[1:3] == (heads, n_queries) else 1
+        n_keys, value_width = key[length], value[-1]
+    is_causal = any(s.shape[-2:] == _COMPRESSED and s.dtype in ("bool", "uint8") for s in inputs[3:])
+    return Attention(n_sequences * heads, n_queries, n_keys, width, value_width, n_products, is_causal)
+
+
+def _in_mindspore(rule: Callable[[Signature], list[ProductSizes]]) -> Callable[[Signature], int]:
+    return lambda signature: round(sum(2 * prod(product) for product in rule(signature)))
 
 
 def _grouped(signature: Signature) -> int:
@@ -150,6 +184,8 @@ def _recurrent(times: int) -> Callable[[Signature], int]:
 
 _FORWARD, _BACKWARD = 2, 5
 _OFFSETS = {_FORWARD: 3, _BACKWARD: 7}  # where flash_attn's packed kernels have the places sequences begin
+_STATISTICS = 8  # numbers kept for each row of scores: the same one, eight times
+_COMPRESSED = (2048, 2048)
 _NPU_LAYOUTS = {"BSH": (1, 0), "SBH": (0, 1), "BNSD": (2, 0), "BSND": (1, 0), "TND": (0, -1)}  # length, batch
 
 # first of query, key, value among the inputs; which argument says causal; how they lie; products
@@ -172,6 +208,10 @@ _ATTENTION: dict[str, tuple[int, int, str, int]] = {
     "flex_attention.backward": (1, 99, "bhsd", _BACKWARD),
     "npu_fusion_attention": (0, 99, "npu", _FORWARD),
     "npu_fusion_attention_grad": (0, 99, "npu", _BACKWARD),
+    "FlashAttentionScore": (0, 99, "statistics", _FORWARD),
+    "FlashAttentionScoreGrad": (0, 99, "statistics", _BACKWARD),
+    "SpeedFusionAttention": (0, 99, "statistics", _FORWARD),
+    "SpeedFusionAttentionGrad": (0, 99, "statistics", _BACKWARD),
 }
 
 _FORMULAS: dict[str, Callable[[Signature], int]] = {
@@ -204,4 +244,7 @@ _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "_cudnn_rnn_backward": _recurrent(2),
     "mkldnn_rnn_layer": _recurrent(1),
     "mkldnn_rnn_layer_backward": _recurrent(2),
+    **dict.fromkeys(("DynamicRNN", "DynamicGRUV2"), _recurrent(1)),
+    **dict.fromkeys(("DynamicRNNGrad", "DynamicGRUV2Grad"), _recurrent(2)),
+    **{name: _in_mindspore(rule) for name, rule in PRODUCTS.items()},
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """What kind of work an operator is: the classes that share a way of being slow.
 
-    "aten.native_layer_norm.default" ──> class_of ──> OpClass.NORM ──> roofline's efficiency of it
+    "aten.native_layer_norm.default", "ms.LayerNorm" ──> class_of ──> OpClass.NORM ──> roofline's efficiency of it
 
 An operator that no list knows is OTHER: it is bounded by the bytes it moves, and the caller says so by name.
 """
@@ -8,6 +8,8 @@ An operator that no list knows is OTHER: it is bounded by the bytes it moves, an
 from __future__ import annotations
 
 from enum import Enum
+
+from windtunnel.timing.op_names_mindspore import NAMES as _MINDSPORE
 
 __all__ = ["FUSIBLE", "OpClass", "base_name", "class_of", "is_causal_kernel", "is_known"]
 
@@ -206,6 +208,8 @@ _NAMES: dict[OpClass, str] = {
     """,
 }
 _CLASSES = {name: found for found, names in _NAMES.items() for name in names.split()}
+# One table: torch's names begin with small letters or underscores, MindSpore's with capitals.
+_CLASSES |= {name: OpClass(word) for word, names in _MINDSPORE.items() for name in names.split()}
 # Where the package says what the operator is and its own name does not.
 _PACKAGES = {
     "scaled_upper_triang_masked_softmax_cuda": OpClass.SOFTMAX,
@@ -226,6 +230,8 @@ def base_name(name: str) -> str:
 def class_of(name: str) -> OpClass:
     """The class of an operator as a recording names it."""
     base = base_name(name)
+    if name.endswith(".view"):  # MindSpore's Transpose or Split where it makes no storage
+        return OpClass.FREE
     if (found := _PACKAGES.get(name.partition(".")[0])) is not None:
         is_backward = found is OpClass.ATTENTION and base.startswith("backward")
         return OpClass.ATTENTION_BACKWARD if is_backward else found

@@ -17,6 +17,7 @@ from math import ceil, prod
 from windtunnel.events.model import Signature
 from windtunnel.events.scalars import arguments_of
 from windtunnel.timing.op_classes import base_name
+from windtunnel.timing.products_mindspore import PRODUCTS
 from windtunnel.timing.roofline_calibration import Calibration
 
 __all__ = ["Product", "Rates", "product_seconds", "products_of"]
@@ -32,14 +33,14 @@ _STEP = 32  # inner elements that a tile multiplies at a time
 class Product:
     """`batch` products of rows x inner with inner x columns."""
 
-    batch: int
-    rows: int
-    columns: int
-    inner: int
+    batch: float
+    rows: float
+    columns: float
+    inner: float
 
     @property
     def flops(self) -> int:
-        return 2 * self.batch * self.rows * self.columns * self.inner
+        return round(2 * self.batch * self.rows * self.columns * self.inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ def _convolution_backward(signature: Signature) -> Iterator[Product]:
         yield Product(groups, out, inner, places)
 
 
+def _in_mindspore(sizes):
+    return lambda signature: (Product(*each) for each in sizes(signature))
+
+
 _RULES = {
     **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "vdot", "_int_mm", "_scaled_mm"), _two(0)),
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"), _two(1)),
@@ -151,4 +156,5 @@ _RULES = {
          "_slow_conv2d_forward"), _convolution
     ),
     **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
+    **{name: _in_mindspore(sizes) for name, sizes in PRODUCTS.items()},
 }  # fmt: skip

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.events.model import Kind, Phase, Recording, Signature
+from windtunnel.events.model import Kind, Phase, Recording, Role, Signature
+from windtunnel.timing.op_classes import base_name
 from windtunnel.timing.op_cost import Basis, OpCost
 from windtunnel.timing.row_costs import RowCosts
 
@@ -22,6 +23,15 @@ __all__ = ["OperatorTime", "StepProfile", "profile_of", "shapes_text", "tokens_o
 _MOST_OPERATORS = 50
 _LARGE_SPREAD = 0.25  # of the median, between the quartiles: a measurement that did not settle
 _MOST_NAMED = 10
+# Lookups of tokens: which input is the table, which the indices, and whether nothing else is ever looked up so.
+_TABLES = {
+    "embedding": (0, 1, True),
+    "Embedding": (1, 0, True),
+    "EmbeddingLookup": (0, 1, True),
+    "Gather": (0, 1, False),
+    "GatherV2": (0, 1, False),
+    "IndexSelect": (0, 1, False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +110,36 @@ def tokens_of(recording: Recording, rows: np.ndarray, is_again: np.ndarray) -> i
     columns = recording.columns
     rows = rows[(columns["kind"][rows] == Kind.OP) & ~is_again[rows]]
     counts = np.bincount(columns["value"][rows], minlength=len(recording.signatures))
-    found: defaultdict[int, int] = defaultdict(int)
+    found: defaultdict[tuple[bool, int], int] = defaultdict(int)
     for i in np.flatnonzero(counts).tolist():
         signature = recording.signatures[i]
-        if signature.name.startswith("aten.embedding.") and len(signature.inputs) >= 2:
-            n_rows, indices = signature.inputs[0].shape[0], signature.inputs[1].shape
-            found[n_rows] += int(counts[i]) * int(np.prod(indices, dtype=np.int64))
+        if (lookup := _TABLES.get(base_name(signature.name))) is None or len(signature.inputs) < 2:
+            continue
+        table_at, indices_at, is_certain = lookup
+        table, indices = signature.inputs[table_at].shape, signature.inputs[indices_at].shape
+        if not is_certain:  # a graph looks up tokens with what takes rows of anything: the table is a weight
+            if (
+                not signature.outputs
+                or signature.outputs[0].shape != (*indices, *table[1:])
+                or len(table) != 2
+            ):
+                continue
+            is_certain = _reads_weight(recording, rows[columns["value"][rows] == i], table_at)
+        found[is_certain, table[0]] += int(counts[i]) * int(np.prod(indices, dtype=np.int64))
     return found[max(found)] if found else 0
+
+
+def _reads_weight(recording: Recording, rows: np.ndarray, input_at: int) -> bool:
+    """Whether this input of one of the operators is a storage that was born as a weight or turned out to be one."""
+    columns = recording.columns
+    offsets, storages = recording.inputs
+    read = [
+        int(storages[offsets[row] + input_at])
+        for row in rows.tolist()
+        if offsets[row] + input_at < offsets[row + 1]
+    ]
+    marks = np.isin(columns["kind"], (Kind.ALLOC, Kind.MARK)) & (columns["role"] == Role.WEIGHT)
+    return bool(np.isin(read, columns["subject"][marks]).any())
 
 
 def shapes_text(signature: Signature) -> str:
