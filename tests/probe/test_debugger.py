@@ -39,7 +39,7 @@ X = torch.linspace(-1, 1, 24).view(4, 6)
         ("windtunnel.probe.callsite.CallSites.as_written", "L1"),
         ("windtunnel.probe.torch_modules.ModuleHooks._begin", "L0"),
         ("windtunnel.probe.torch_modules.ModuleHooks._end", "mix"),
-        ("windtunnel.probe.torch_modules._ModuleGradients._take", "L0"),
+        ("windtunnel.probe.parameter_gradients._ModuleGradients._take", "L0"),
         ("windtunnel.probe.selection.Selection.leave", "mix"),
         ("windtunnel.probe.selection.Selection.wants_api", "L1"),
         ("windtunnel.probe.torch_modules.ModuleHooks.remove", "L0"),
@@ -84,7 +84,7 @@ def test_an_error_while_a_step_is_opened_leaves_the_program_alone(tmp_path, monk
         raise RuntimeError("a mistake in the probe")
 
     debugger = make_debugger(tmp_path, level="L1")
-    monkeypatch.setattr("windtunnel.probe.torch_debugger.StepOutput", broken)
+    monkeypatch.setattr("windtunnel.probe.debugger.StepOutput", broken)
     debugger.start()
     (X + 1).sum()
     debugger.stop()

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from windtunnel.probe.callsite import CallSites
 from windtunnel.probe.collector import Collector
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_api_names import OPERATORS, ApiName, exposes_memory, name_of
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["ApiMode", "OperatorNames"]
 

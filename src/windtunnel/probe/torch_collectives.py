@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from windtunnel.probe.code_swap import CodeSwaps, Recorder
 from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_elements import Pieces
-from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_works import WorkWatch
 
 __all__ = ["Collectives"]

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_compiled_modules import CompiledModuleHooks, is_wrapper
 from windtunnel.probe.torch_compiled_regions import CompiledRegions
 from windtunnel.probe.torch_inductor_kernels import InductorKernels
 from windtunnel.probe.torch_modules import ModuleHooks
-from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["CompiledCode"]
 

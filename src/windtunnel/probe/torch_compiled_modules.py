@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.parameter_gradients import ParameterGradients
+from windtunnel.probe.scopes import Scopes, backward_of
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_compiled_hooks import mark_traceable
 from windtunnel.probe.torch_compiled_ops import connect, tracing_notes
 from windtunnel.probe.torch_compiled_values import pack, unpack
-from windtunnel.probe.torch_modules import ModuleHooks, ParameterGradients, named_modules
-from windtunnel.probe.torch_scopes import Scopes, backward_of
+from windtunnel.probe.torch_modules import ModuleHooks, leaves, named_modules
 
 __all__ = ["CompiledModuleHooks", "GraphNotes", "GraphStep", "eager_names", "is_wrapper"]
 
@@ -211,7 +212,7 @@ class GraphNotes:
         if not has_gradients or not self.writer.has_backward or self.writer.has_structure_only:
             return -1
         if self.writer.selection.parameter_gradients:
-            self._gradients.watch(call.step, call.name, parameters)
+            self._gradients.watch(call.step, call.name, leaves(parameters))
         number = next(self._numbers)
         self._waiting[number] = call
         return number

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from windtunnel.probe.collector import Collector
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_compiled_hooks import hide_global_hooks, hide_module_hooks, is_ours
 from windtunnel.probe.torch_compiled_modes import hidden_modes, hide_modes, show_modes
 from windtunnel.probe.torch_compiled_ops import define_ops
 from windtunnel.probe.torch_compiled_swap import Instead, Swaps
 from windtunnel.probe.torch_compiled_tracing import Tracing
-from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["CompiledRegions"]
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from windtunnel.probe.notice import tell
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_compiled_hooks import hide_module_hooks, hide_operators
 from windtunnel.probe.torch_compiled_ops import take_trace_notes, trace_notes
-from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["Tracing"]
 

@@ -1,188 +1,32 @@
-"""Functions the user names are recorded like torch's own APIs: a fused operator, a kernel of another library.
+"""Registered functions among torch's own APIs: which modes record those, and how they are put aside.
 
-    register(module, "fused_rope", "Custom") ──> module.fused_rope(x) ──> "Custom.fused_rope.0.forward"
-    restore(module, "fused_rope")            ──> the very object that was there before
-
-A name stays registered until it is restored; calls are recorded only while there is collecting. What torch APIs the
-function calls inside is not recorded, modules it calls are.
+register(module, "fused_rope") ──> is a mode on? ──> modes hidden ──> the call itself ──> modes back
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from windtunnel.errors import UsageError
-from windtunnel.probe.collector import Collector
-from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.custom_apis import CustomApis as AnyCustomApis
 from windtunnel.probe.torch_thread_stack import hidden, is_on
 
 __all__ = ["CustomApis"]
 
-_MISSING = object()
 
+class CustomApis(AnyCustomApis):
+    """What is registered in one process."""
 
-class CustomApis:
-    """What is registered in one process; `connect` says where the calls go."""
+    modes: Sequence[Any] = ()  # those that record torch's APIs
 
-    def __init__(self) -> None:
-        self._registered: dict[tuple[int, str], _Registered] = {}
-        self._collector: Collector | None = None
-        self._writer: CallWriter | None = None
-        self._scopes: Scopes | None = None
-        self._modes: tuple[Any, ...] = ()
-        self._is_on = False
+    def is_inside(self) -> bool:
+        return bool(self.modes) and not any(map(is_on, self.modes))
 
-    def connect(self, collector: Collector, writer: CallWriter, scopes: Scopes, modes: Sequence[Any]) -> None:
-        """Record into this collector from now on; `modes` are those that record torch's APIs."""
-        self._collector, self._writer, self._scopes = collector, writer, scopes
-        self._modes = tuple(modes)
+    def hidden(self) -> AbstractContextManager:
+        return hidden(*self.modes)
 
-    def install(self, model: Any = None) -> None:
-        self._is_on = True
-
-    def remove(self) -> None:
-        self._is_on = False
-
-    def end_step(self) -> None:
-        """Names stay registered from step to step."""
-
-    def register(self, module: Any, api: str, api_prefix: str | None = None) -> None:
-        """Record `module.api` as `{api_prefix}.{api}`; the prefix is the name of the module if none is given."""
-        prefix = api_prefix or getattr(module, "__name__", "Custom")
-        if not isinstance(prefix, str) or not isinstance(api, str):
-            wrong = prefix if isinstance(api, str) else api
-            raise UsageError(
-                f"register_custom_api was given {wrong!r} for a name",
-                hint="names of APIs and prefixes are texts",
-            )
-        if (id(module), api) in self._registered:
-            return
-        found = getattr(module, api, _MISSING)
-        if found is _MISSING:
-            raise UsageError(
-                f"{_name(module)} has no {api!r} to register", hint=f"dir({_name(module)}) lists what it has"
-            )
-        if not callable(found) or isinstance(found, type):
-            raise UsageError(
-                f"{_name(module)}.{api} is a {type(found).__name__}, not a function",
-                hint="register a function or a method; torch.nn.Module classes are collected at level L0 or mix",
-            )
-        self._registered[id(module), api] = _Registered(module, api, self._recorder(f"{prefix}.{api}"))
-
-    def restore(self, module: Any, api: str) -> None:
-        """Put the original back; what was changed by somebody else in the meantime stays as it is."""
-        if getattr(module, api, _MISSING) is _MISSING:
-            raise UsageError(
-                f"{_name(module)} has no {api!r} to restore", hint="restore the name that was registered"
-            )
-        registered = self._registered.pop((id(module), api), None)
-        if registered is not None:
-            registered.restore()
-
-    def restore_all(self) -> None:
-        """Put every original back."""
-        registered, self._registered = self._registered, {}
-        for item in registered.values():
-            item.restore()
-
-    def _recorder(self, key: str) -> Callable[[Callable, tuple, dict], Any]:
-        def record(original: Callable, args: tuple, kwargs: dict) -> Any:
-            collector, scopes = self._collector, self._scopes
-            if not self._is_on or collector is None or scopes is None or scopes.is_quiet:
-                return original(*args, **kwargs)
-            if self._modes and not any(map(is_on, self._modes)):
-                return original(*args, **kwargs)  # inside another API: part of that
-            call = None
-            try:
-                call = self._open(key, args, kwargs)
-            except Exception as error:
-                collector.guard(f"the inputs of {key}", error)
-            with hidden(*self._modes):
-                result = original(*args, **kwargs)
-            if call is not None:
-                try:
-                    with torch._C.DisableTorchFunction():
-                        self._writer.close(call, result)  # type: ignore[union-attr]
-                except Exception as error:
-                    collector.guard(f"the outputs of {key}", error)
-            return result
-
-        return record
-
-    def _open(self, key: str, args: tuple, kwargs: dict) -> OpenCall | None:
-        step = self._collector.step  # type: ignore[union-attr]
-        if step is None:
-            return None
-        name = f"{key}.{step.number(key)}"
-        with torch._C.DisableTorchFunction():
-            return self._writer.open(  # type: ignore[union-attr]
-                step,
-                f"{name}.forward",
-                f"{name}.backward",
-                self._scopes.names(),
-                args,
-                kwargs,  # type: ignore[union-attr]
-            )
-
-
-class _Registered:
-    """One name of a module, class or object, with a recording function in its place."""
-
-    def __init__(self, owner: Any, api: str, record: Callable[[Callable, tuple, dict], Any]) -> None:
-        self.owner = owner
-        self.api = api
-        own = vars(owner) if hasattr(owner, "__dict__") else {}
-        self.original = own.get(api, _MISSING)  # as it stands there: a staticmethod object, not its function
-        self.replacement = _replacement(owner, api, self.original, record)
-        setattr(owner, api, self.replacement)
-
-    def restore(self) -> None:
-        if vars(self.owner).get(self.api) is not self.replacement:
-            return
-        if self.original is _MISSING:  # it was inherited
-            delattr(self.owner, self.api)
-        else:
-            setattr(self.owner, self.api, self.original)
-
-
-def _replacement(owner: Any, api: str, original: Any, record: Callable) -> Any:
-    if isinstance(original, staticmethod):
-        return staticmethod(_recording(original.__func__, record))
-    if isinstance(original, classmethod):
-        return classmethod(_recording(original.__func__, record))
-    function = getattr(owner, api) if original is _MISSING else original
-    if isinstance(function, FunctionType) or isinstance(owner, type):
-        return _recording(function, record)
-    return _RecordingCallable(function, record)
-
-
-def _recording(function: Callable, record: Callable) -> Callable:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return record(function, args, kwargs)
-
-    return call
-
-
-class _RecordingCallable:
-    """Stands for something callable that is more than a function (an operator of torch.ops with its overloads)."""
-
-    def __init__(self, original: Callable, record: Callable) -> None:
-        self._original = original
-        self._record = record
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._record(self._original, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
-def _name(module: Any) -> str:
-    return getattr(module, "__name__", type(module).__name__)
+    def unseen(self) -> AbstractContextManager:
+        return torch._C.DisableTorchFunction()

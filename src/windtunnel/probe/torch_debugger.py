@@ -1,28 +1,19 @@
-"""PrecisionDebugger for PyTorch: when to collect, and which hooks are in place while it does.
+"""PrecisionDebugger for PyTorch: its parts, what a model is, and who this process is.
 
-    start(model) ──> wanted step and rank? ──> step folder, hooks ──> stop ──> hooks gone, files flushed ──> step
-
-The hooks of a level are in place only between start and stop of a wanted step. What stays after stop are hooks on
-the autograd graph of that segment, so that its backward is still collected; they go with the graph.
+config ──> meter, elements, writer ──> parts of the level ──> `windtunnel.probe.debugger` puts them in place
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from windtunnel.errors import UsageError
-from windtunnel.probe.collector import Collector, StepOutput
-from windtunnel.probe.config import ProbeConfig, load_config
-from windtunnel.probe.config_file import ConfigWatch
-from windtunnel.probe.notice import tell
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.debugger import MODULE_LEVELS
+from windtunnel.probe.debugger import Debugger as AnyDebugger
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_compiled import CompiledCode
 from windtunnel.probe.torch_custom_apis import CustomApis
@@ -30,44 +21,22 @@ from windtunnel.probe.torch_elements import Elements
 from windtunnel.probe.torch_modules import scripted_note
 from windtunnel.probe.torch_parts import parts_for
 from windtunnel.probe.torch_points import PointWriter
-from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_statistics import TorchMeter
-from windtunnel.probe.torch_tokens import TokenRange, check_scheduled_tokens, check_token_range, slices_for
 
 __all__ = ["Debugger"]
 
-_MODULE_LEVELS = ("L0", "mix")
 
-
-class Debugger:
+class Debugger(AnyDebugger):
     """Collects what a program computes, as its config says. `windtunnel.pytorch.PrecisionDebugger` is its face."""
 
-    def __init__(
-        self,
-        config_path: str | os.PathLike | None = None,
-        task: str | None = None,
-        dump_path: str | os.PathLike | None = None,
-        level: str | None = None,
-        step: Sequence | None = None,
-    ) -> None:
-        self.config: ProbeConfig = load_config(
-            "pytorch", config_path, task=task, dump_path=dump_path, level=level, step=step
-        )
-        for note in self.config.notes:
-            tell(note)
-        self._step = self._first_step = 0
-        self._is_on = False
-        self._pid = os.getpid()
-        self._was_told: set[str] = set()
-        has_switch = self.config.dump_enable is not None and self.config.config_path is not None
-        self._watch = ConfigWatch(self.config.config_path) if has_switch else None
-        self.custom_apis = CustomApis()
-        self._tokens: TokenRange | None = None
-        self._is_reported = False
-        self._build()
-        atexit.register(self.close)
+    framework = "pytorch"
+    model_words = "torch.nn.Module"
 
-    def _build(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.custom_apis = CustomApis()
+        super().__init__(*args, **kwargs)
+
+    def build(self) -> None:
         config = self.config
         summary = "md5" if config.bench_path is not None else config.summary_mode  # found by checksum
         self.meter = TorchMeter(summary, config.precision)
@@ -77,214 +46,22 @@ class Debugger:
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)
         parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
-        self.compiled = CompiledCode(self.collector, self.writer, self.scopes, _version())
+        self.compiled = CompiledCode(self.collector, self.writer, self.scopes, self.version)
         self.parts = self.compiled.connected(parts)
 
-    def start(
-        self,
-        model: nn.Module | Sequence[nn.Module] | None = None,
-        token_range: Sequence[int] | None = None,
-        rank_id: int | None = None,
-        scheduled_tokens: Mapping[str, int] | None = None,
-    ) -> None:
-        """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
-        self._check(model, token_range, rank_id)
-        check_scheduled_tokens(scheduled_tokens)
-        self._reload()
-        if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
-            return
-        if self.collector.step is None:
-            self._safely(lambda: self._open_step(rank_id, model))
-            if self.collector.step is None:
-                return
-        self._is_on = True
-        if token_range is None:
-            self._install(model)
-        else:
-            root = model[0] if isinstance(model, (list, tuple)) else model
-            self._tokens = TokenRange(root, token_range, lambda: self._install(model), self._remove)
+    def is_model(self, item: Any) -> bool:
+        return isinstance(item, nn.Module)
 
-    def stop(self) -> None:
-        """End collecting; what was collected is in valid files afterwards."""
-        if not self._is_on:
-            return
-        self._is_on = False
-        tokens, self._tokens = self._tokens, None
-        if tokens is not None:
-            self._safely(tokens.close)
-        self._remove()
-        self._safely(self.collector.flush)
-        self.meter.forget()  # until the next start memory may be written behind torch's back
+    def rank_of(self, rank_id: int | None) -> tuple[int | None, int | None]:
+        if rank_id is not None:
+            return rank_id, None
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return None, None
 
-    def step(self) -> None:
-        """End the step: its files are complete, and the counters begin anew."""
-        self.stop()
-        self.step_over()
-        self._step += 1
-        last = self.config.last_step
-        if last is not None and self._step == last + 1:
-            self._report(f"all wanted steps are collected in {self.config.dump_path}")
-            self._is_reported = True
-
-    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Save a value at this point of the program, and the gradients of its tensors when they come."""
-        if self.config.level != "debug":
-            self._tell_once(f'save("{name}") does nothing at level {self.config.level}: set "level": "debug"')
-            return
-        if not self._is_wanted(None):
-            return
-        if self.collector.step is None:
-            self._safely(lambda: self._open_step(None))
-        self._safely(lambda: self.points.save(variable, name, save_backward))
-
-    def set_init_step(self, step: int) -> None:
-        """Count steps from here: for a training that goes on from a checkpoint."""
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise UsageError(f"set_init_step({step!r}) is not a step", hint="give a whole number from 0 on")
-        self._step = self._first_step = step
-
-    @contextmanager
-    def watch(self, model: Any = None, **options: Any) -> Iterator[None]:
-        """One step as a block: start, the block, stop and step."""
-        self.start(model, **options)
-        try:
-            yield
-        finally:
-            self.step()
-
-    def close(self) -> None:
-        """Finish whatever is open; at exit this comes by itself."""
-        atexit.unregister(self.close)
-        if os.getpid() != self._pid:
-            return  # a forked child: the files and the last word are its parent's
-        self.custom_apis.restore_all()
-        if self._is_on or self.collector.step is not None:
-            self.step()
-        note = self.config.step_note(self._first_step, self._step)
-        if note is not None:
-            self._tell_once(note)
-        elif not self._is_reported and (self.collector.n_put or self.collector.summary()):
-            self._report(f"what was collected is in {self.config.dump_path}")
-
-    def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
-        """Collect the function `module.api` too, as `{api_prefix}.{api}` (or by the name of the module)."""
-        self.custom_apis.register(module, api, api_prefix)
-
-    def restore_custom_api(self, module: Any, api: str) -> None:
-        """Put the function back that `register_custom_api` has replaced."""
-        self.custom_apis.restore(module, api)
-
-    def _install(self, model: Any) -> None:
-        for part in self.parts:
-            self._safely(lambda part=part: part.install(model))
-
-    def _remove(self) -> None:
-        for part in reversed(self.parts):
-            self._safely(part.remove)
-        self.scopes.stack.clear()  # nobody tells any more when the modules of now end
-
-    def _take_slices(self, scheduled_tokens: Mapping[str, int] | None) -> bool:
-        """Whether the request that the config asks for, if it does, is in the batch."""
-        slices = slices_for(self.config.slices, self.config.request_id, scheduled_tokens)
-        if slices is None:
-            self._tell_once(
-                f"request {self.config.request_id!r} is in none of the batches so far: they are not collected"
-            )
-            return False
-        self.elements.slices = slices
-        return True
-
-    def _check(self, model: Any, token_range: Any, rank_id: Any) -> None:
-        needs_model = self.config.level in _MODULE_LEVELS
-        if model is None:
-            if needs_model or token_range is not None:
-                reason = f"level {self.config.level}" if needs_model else "token_range"
-                raise UsageError(f"start() has no model, which {reason} needs", hint="start(model=...)")
-        else:
-            models = model if isinstance(model, (list, tuple)) else [model]
-            wrong = [type(item).__name__ for item in models if not isinstance(item, nn.Module)]
-            if wrong or not models:
-                raise UsageError(
-                    f"start(model) was given {wrong[0] if wrong else 'an empty list'}",
-                    hint="give a torch.nn.Module, or a list or tuple of them",
-                )
-        check_token_range(token_range)
-        if rank_id is not None and (not isinstance(rank_id, int) or rank_id < 0):
-            raise UsageError(f"rank_id {rank_id!r} is not a rank", hint="give a whole number from 0 on")
-
-    def _is_wanted(self, rank_id: int | None) -> bool:
-        if self.config.dump_enable is False or not self.config.wants_step(self._step):
-            return False
-        if self.writer.finder is not None and self.writer.finder.is_satisfied:
-            return False
-        rank, n_ranks = _rank(rank_id)
-        note = self.config.rank_note(rank, n_ranks)
-        if note is not None:
-            self._tell_once(note)
-        return self.config.wants_rank(rank)
-
-    def _open_step(self, rank_id: int | None, model: Any = None) -> None:
+    def area_for(self, model: Any) -> str:
         self.compiled.decide(model)
-        note = scripted_note(model) if self.config.level in _MODULE_LEVELS else None
+        note = scripted_note(model) if self.config.level in MODULE_LEVELS else None
         if note is not None:
-            self._tell_once(note)
-        rank, _ = _rank(rank_id)
-        name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-        folder = Path(self.config.dump_path) / self.compiled.area / f"step{self._step}" / name
-        wants_tensors = self.config.task in ("tensor", "overflow_check") or bool(self.config.tensor_list)
-        self.collector.step = StepOutput(self.config, folder, _version(), wants_tensors)
-
-    def _name_by_rank(self) -> None:
-        """A process group that appeared after the folder was made: proc{pid} becomes rank{R}."""
-        step, (rank, _) = self.collector.step, _rank(None)
-        if step is not None and rank is not None and step.folder.path.name == f"proc{os.getpid()}":
-            step.rename(step.folder.path.with_name(f"rank{rank}"))
-
-    def _reload(self) -> None:
-        """With dump_enable in the file, the file may be edited while the program runs; it is read between segments."""
-        if self._watch is None or self._is_on or not self._watch.changed():
-            return
-        self.step_over()
-        self.config = self.config.reloaded()
-        for note in self.config.notes:
-            self._tell_once(note)
-        self._build()
-
-    def step_over(self) -> None:
-        """Complete the files of an open step without counting it."""
-        self._safely(self.writer.finish_partial)
-        for part in self.parts:
-            self._safely(part.end_step)
-        self._safely(self.points.end_step)
-        self._safely(self._name_by_rank)
-        self._safely(self.collector.end_step)
-        self.meter.forget()
-
-    def _safely(self, work: Callable[[], Any]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self.collector.guard("starting or stopping", error)
-
-    def _tell_once(self, sentence: str) -> None:
-        if sentence not in self._was_told:
-            self._was_told.add(sentence)
-            tell(sentence)
-
-    def _report(self, sentence: str) -> None:
-        summary = self.collector.summary()
-        self._tell_once(f"{sentence}; {summary}" if summary else sentence)
-
-
-def _rank(rank_id: int | None) -> tuple[int | None, int | None]:
-    if rank_id is not None:
-        return rank_id, None
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return None, None
-
-
-def _version() -> str:
-    import windtunnel
-
-    return windtunnel.__version__
+            self.tell_once(note)
+        return self.compiled.area

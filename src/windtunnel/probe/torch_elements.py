@@ -1,112 +1,39 @@
-"""Python and torch values as the JSON text of a dump, each tensor with its statistics and, if asked, its file.
+"""torch tensors and torch's other values as the JSON text of a dump.
 
-    value ──> tensor? ──> meter ──> {"type": "torch.Tensor", ..., "Max": ..., "data_name": ...}
-          └─> number, text, list, dict, dataclass, ... ──> {"type": "int", "value": 3}, [...], {...}
+    tensor ──> meter ──> {"type": "torch.Tensor", "dtype": ..., "Max": ..., "requires_grad": ..., "data_name": ...}
 
-Text is made here and now, piece by piece: a dump of a step has thousands of values, and building dictionaries only
-to encode them would cost more than the statistics.
+Everything that is no tensor is encoded as in every framework: `windtunnel.probe.elements`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-import numpy
 import torch
 
-from windtunnel.probe.statistics import array_statistics, statistics_json
-from windtunnel.probe.tensor_slices import Slice, tensor_index
+from windtunnel.probe.elements import Elements as AnyElements
+from windtunnel.probe.elements import Measured, Pieces
+from windtunnel.probe.tensor_slices import tensor_index
 from windtunnel.probe.tensor_store import TensorStore
 from windtunnel.probe.torch_bytes import host_bytes, tensor_with_bytes
-from windtunnel.probe.torch_statistics import Measured, TorchMeter
+from windtunnel.probe.values import ValueWords
 
-__all__ = ["Elements", "Pieces", "tensors_in"]
-
-Pieces = list  # of str, and of callables that give str once the meter has settled
+__all__ = ["WORDS", "Elements", "Pieces", "tensors_in"]
 
 _DTYPES: dict[torch.dtype, str] = {}
-_PLAIN = (int, float, str, bool)
-_DEEPEST = 10  # a list that holds itself twice still ends
+
+WORDS = ValueWords(torch.Tensor, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+tensors_in = WORDS.tensors_in
 
 
-class Elements:
-    """Encodes the values of one debugger; `store` says where tensor files go (None: no files)."""
+class Elements(AnyElements):
+    """Encodes the values of one debugger."""
 
-    def __init__(self, meter: TorchMeter, slices: tuple[Slice, ...] = (), is_async: bool = False) -> None:
-        self.meter = meter
-        self.is_async = is_async
-        self.is_md5 = meter.summary_mode == "md5"
-        self.is_xor = meter.summary_mode == "xor"
-        self.slices = slices
-
-    def encode(self, out: Pieces, value: Any, stem: str, store: TensorStore | None) -> None:
-        """Append the text of `value` to `out`; `stem` names the files of the tensors in it."""
-        self._any(out, value, stem, store, 0)
-
-    def listed(self, out: Pieces, values: Iterable, stem: str, store: TensorStore | None) -> None:
-        """Append a JSON list; the files are `stem`.0, `stem`.1, ..."""
-        self._list(out, values, stem, store, 0)
-
-    def named(self, out: Pieces, values: Mapping, stem: str, store: TensorStore | None) -> None:
-        """Append a JSON object; the files are `stem`.key."""
-        self._dict(out, values.items(), stem, store, 0)
-
-    def inputs(
-        self, out: Pieces, entry: str, args: Iterable, kwargs: Mapping, store: TensorStore | None
-    ) -> None:
-        """Append the inputs of an entry under the keys readers know; in backward they are one list."""
-        if entry.endswith(".backward"):
-            out.append('"input": ')
-            self.listed(out, (*args, *kwargs.values()), f"{entry}.input", store)
-        else:
-            out.append('"input_args": ')
-            self.listed(out, args, f"{entry}.input", store)
-            out.append(', "input_kwargs": ')
-            self.named(out, kwargs, f"{entry}.kwargs", store)
-
-    def _any(self, out: Pieces, value: Any, stem: str, store: TensorStore | None, depth: int) -> None:
-        if isinstance(value, torch.Tensor):
-            self.tensor(out, value, stem, store)
-        elif value is None:
-            out.append("null")
-        elif type(value) in _PLAIN:
-            out.append(f'{{"type": "{type(value).__name__}", "value": {json.dumps(value)}}}')
-        elif depth >= _DEEPEST:
-            out.append("null")
-        elif isinstance(value, torch.Size):
-            out.append(f'{{"type": "torch.Size", "value": {list(value)}}}')
-        elif isinstance(value, (list, tuple)):
-            if hasattr(value, "_fields"):
-                self._dict(out, zip(value._fields, value, strict=True), stem, store, depth + 1)
-            else:
-                self._list(out, value, stem, store, depth + 1)
-        elif isinstance(value, Mapping):
-            self._dict(out, value.items(), stem, store, depth + 1)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-            self._dict(out, fields, stem, store, depth + 1)
-        else:
-            out.append(_other(value))
-
-    def _list(self, out: Pieces, values: Iterable, stem: str, store: TensorStore | None, depth: int) -> None:
-        out.append("[")
-        for index, value in enumerate(values):
-            if index:
-                out.append(", ")
-            self._any(out, value, f"{stem}.{index}", store, depth)
-        out.append("]")
-
-    def _dict(self, out: Pieces, items: Iterable, stem: str, store: TensorStore | None, depth: int) -> None:
-        out.append("{")
-        for index, (key, value) in enumerate(items):
-            out.append(f"{', ' if index else ''}{quote(str(key))}: ")
-            self._any(out, value, f"{stem}.{key}", store, depth)
-        out.append("}")
+    tensor_type = torch.Tensor
+    size_type = torch.Size
 
     def tensor(self, out: Pieces, tensor: torch.Tensor, stem: str, store: TensorStore | None) -> Measured:
         """Append one tensor, and save its bytes if there is a store."""
@@ -123,9 +50,9 @@ class Elements:
             name = self._save(tensor, measured, stem, store)
             middle += f', "data_name": {quote(name)}' if name else ""
         if measured.stats is not None:
-            out.append(self._text(measured, head, middle))
+            out.append(self.text(measured, head, middle))
         else:
-            out.append(lambda: self._text(measured, head, middle))
+            out.append(lambda: self.text(measured, head, middle))
         return measured
 
     def _save(self, tensor: torch.Tensor, measured: Measured, stem: str, store: TensorStore) -> str | None:
@@ -137,43 +64,23 @@ class Elements:
         if name is not None:
             return name
         data = host_bytes(plain)
-        crc = int(measured.stats.crc, 16) if self.is_md5 and measured.stats and measured.stats.crc else None
+        crc = self.checksum(measured)
         if self.is_async:  # by a thread of its own, so from a copy that nobody writes to
             return store.save_later(stem, memoryview(bytes(data)), dtype, shape, measured.key, crc)
         return store.save(stem, data, dtype, shape, measured.key, crc)
 
-    def _text(self, measured: Measured, head: str, middle: str) -> str:
-        found = measured.json
-        if found is None:
-            found = measured.json = self._figures(measured)
-        return f"{head}{found[0]}{middle}{found[1]}}}"
-
-    def _figures(self, measured: Measured) -> tuple[str, str]:
-        """The statistics as text, before and after the keys that differ between two uses of one tensor."""
-        stats = measured.stats
-        if self.is_xor:
-            return f', "md5": {json.dumps(stats.crc)}', ""
-        first, last = statistics_json(stats)
-        last = f", {last}" if last else ""
-        if self.is_md5:
-            last = f', "md5": {json.dumps(stats.crc)}{last}'
-        return f", {first}", last
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Every tensor of a value, in the order of its encoding."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth < _DEEPEST:
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                yield from tensors_in(item, depth + 1)
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                yield from tensors_in(item, depth + 1)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for field in dataclasses.fields(value):
-                yield from tensors_in(getattr(value, field.name, None), depth + 1)
+    def other(self, value: Any) -> str | None:
+        if isinstance(value, torch.Size):
+            return f'{{"type": "torch.Size", "value": {list(value)}}}'
+        if isinstance(value, torch.dtype):
+            return f'{{"type": "torch.dtype", "value": "{value}"}}'
+        if isinstance(value, torch.device):
+            return f'{{"type": "torch.device", "value": "{value}"}}'
+        if isinstance(value, torch.memory_format):
+            return f'{{"type": "torch.memory_format", "format": "{str(value).removeprefix("torch.")}"}}'
+        if type(value).__name__ == "ProcessGroup":
+            return _group(value)
+        return None
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -220,39 +127,6 @@ def _sizes(tensor: torch.Tensor) -> list[int]:
 
 def _plain(value: Any) -> str:
     return quote(str(value))
-
-
-def _other(value: Any) -> str:
-    if isinstance(value, slice):
-        return json.dumps(
-            {"type": "slice", "value": [_bound(value.start), _bound(value.stop), _bound(value.step)]}
-        )
-    if value is Ellipsis:
-        return '{"type": "ellipsis", "value": "..."}'
-    if isinstance(value, torch.dtype):
-        return f'{{"type": "torch.dtype", "value": "{value}"}}'
-    if isinstance(value, torch.device):
-        return f'{{"type": "torch.device", "value": "{value}"}}'
-    if isinstance(value, torch.memory_format):
-        return f'{{"type": "torch.memory_format", "format": "{str(value).removeprefix("torch.")}"}}'
-    if isinstance(value, numpy.ndarray):
-        return _array(value)
-    if isinstance(value, numpy.generic):
-        return f'{{"type": "{type(value).__name__}", "value": {json.dumps(value.item(), default=str)}}}'
-    if isinstance(value, _PLAIN):  # subclasses: enums of int, str
-        return f'{{"type": "{type(value).__name__}", "value": {_plain(value)}}}'
-    if type(value).__name__ == "ProcessGroup":
-        return _group(value)
-    return "null"
-
-
-def _bound(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _array(value: numpy.ndarray) -> str:
-    figures = ", ".join(filter(None, statistics_json(array_statistics(value))))
-    return f'{{"type": "numpy.ndarray", "dtype": "{value.dtype}", "shape": {list(value.shape)}, {figures}}}'
 
 
 def _group(group: Any) -> str:

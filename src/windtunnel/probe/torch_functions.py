@@ -17,8 +17,8 @@ from torch.autograd.function import BackwardCFunction
 
 from windtunnel.probe.code_swap import CodeSwaps
 from windtunnel.probe.collector import Collector
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_thread_stack import hidden, is_on
 
 __all__ = ["FunctionUnits"]

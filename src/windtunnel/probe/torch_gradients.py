@@ -1,24 +1,22 @@
-"""The gradients of one call, taken from the autograd nodes it made, without adding a node.
+"""The autograd nodes that one call of torch has made.
 
     tensors that went in ──> their edges ─┐
-    tensors that came out ──> their nodes ┴──> nodes between ──> hooks ──> gradients, in argument order
+    tensors that came out ──> their nodes ┴──> nodes between
 
-A hook on a tensor would see the sum over every use of it; a hook module as torch has them adds an identity node and
-with it another order of accumulation. So this walks from the outputs to the edges of the inputs, over the nodes the
-call itself made (their sequence numbers are not older than the call), and hooks only those that hand a gradient to
-an input. Nothing is inserted: losses and gradients stay bit for bit what they were.
+The nodes a call made have sequence numbers that are not older than the call. What is done with them is the same in
+every framework: `windtunnel.probe.call_gradients`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["Call", "Edges", "sequence_number"]
+from windtunnel.probe.call_gradients import Call as AnyCall
 
-Done = Callable[[list, list], None]  # gradients of the outputs, gradients of the inputs
+__all__ = ["Call", "Edges", "sequence_number"]
 
 sequence_number = torch._C._autograd._get_sequence_nr
 LEAF = 2**64 - 1  # the sequence number of the node that accumulates into a leaf
@@ -49,57 +47,10 @@ class Edges:
         return bool(self.nodes or self.leaves)
 
 
-class Call:
-    """The backward of one call: `done` is called once every hooked node has run, or by `finish`.
+class Call(AnyCall):
+    """The backward of one call of torch."""
 
-    `begun` is called when the first of several nodes has run, so that the owner can finish what stays incomplete.
-    A graph that is kept and run again is handed over again.
-    """
-
-    __slots__ = (
-        "begun",
-        "done",
-        "edges_of",
-        "grad_inputs",
-        "grad_outputs",
-        "is_begun",
-        "is_by_edge",
-        "keep",
-        "last",
-        "n_inputs",
-        "n_outputs",
-        "outputs_of",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        edges: Edges,
-        outputs: Sequence[torch.Tensor],
-        done: Done,
-        begun: Callable[[Call], None],
-        guard: Callable[[Exception], None],
-        keep: Sequence[bool],
-        *,
-        by_edge: bool = False,
-    ) -> None:
-        self.done = done
-        self.begun = begun
-        self.keep = keep  # inputs that have a place in the result, unless the places are those of a node
-        self.n_inputs, self.n_outputs = edges.n, len(outputs)
-        self.grad_outputs: list = [None] * self.n_outputs
-        self.grad_inputs: list = [None] * self.n_inputs
-        self.outputs_of: dict[int, list[tuple[int, int]]] = {}  # hooked node -> (its output, our output)
-        self.edges_of: dict[int, list[tuple[int, list[int]]]] = {}  # hooked node -> (its edge, our inputs)
-        nodes = self._outputs(outputs)
-        self._walk(edges, nodes)
-        self.last = self._last(nodes)
-        self.waiting = set(self.last)
-        self.is_begun = False
-        self.is_by_edge = by_edge and self._number_by_edge(nodes)
-        self._share_out()
-        for key in self.last.union(self.outputs_of):
-            nodes[key].register_hook(_Hook(self, key, guard))
+    __slots__ = ()
 
     def _outputs(self, outputs: Sequence[torch.Tensor]) -> dict[int, Any]:
         nodes: dict[int, Any] = {}
@@ -134,120 +85,8 @@ class Call:
                 elif number >= since and key not in nodes:
                     nodes[key] = target
                     stack.append(target)
-        self._hand_on(edges)
+        self.hand_on(edges)
 
-    def _hand_on(self, edges: Edges) -> None:
-        """Inputs that are outputs as they are: the gradient of the one is that of the other.
-
-        An input that the call uses as well is not told apart from the output it also is: autograd sees one tensor, and
-        its gradient has what came through the call in it. What is shown is what came through the call.
-        """
-        used = {id(indices) for inner in self.edges_of.values() for _, indices in inner}
-        for (node, nr), (_, indices) in edges.nodes.items():
-            same = [pair for pair in self.outputs_of.get(node, ()) if pair[0] == nr]
-            if not same:
-                continue
-            if id(indices) not in used:
-                self.edges_of.setdefault(node, []).extend((-1 - index, indices) for _, index in same[:1])
-                continue
-            rest = [pair for pair in self.outputs_of[node] if pair not in same]
-            if rest:
-                self.outputs_of[node] = rest
-            else:
-                del self.outputs_of[node]
-
-    def _last(self, nodes: dict[int, Any]) -> frozenset[int]:
-        """The nodes after which all gradients have come: those before an input, and outputs that run even later.
-
-        Autograd runs nodes in the opposite order of their making.
-        """
-        if not self.edges_of:
-            return frozenset(self.outputs_of)
-        first = min(nodes[key]._sequence_nr() for key in self.edges_of)
-        return frozenset(self.edges_of).union(
-            key for key in self.outputs_of if nodes[key]._sequence_nr() < first
-        )
-
-    def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
-        """One hooked node has run."""
-        for nr, index in self.outputs_of.get(key, ()):
-            if nr < len(grad_outputs):
-                self.grad_outputs[index] = grad_outputs[nr]
-        for position, indices in self.edges_of.get(key, ()):
-            gradient = self.grad_outputs[-1 - position] if position < 0 else grad_inputs[position]
-            if gradient is not None:
-                self._add(indices[0], gradient)
-        self.waiting.discard(key)
-        if self.waiting and not self.is_begun:
-            self.begun(self)
-        self.is_begun = True
-        if not self.waiting:
-            self.finish()
-
-    def _number_by_edge(self, nodes: dict[int, Any]) -> bool:
-        """A call that is one node, with its edges in argument order: count the gradients as the node does.
-
-        So a convolution has (input, weight, bias) and an embedding only (weight): index tensors and buffers have no
-        gradient and no place.
-        """
-        if len(self.edges_of) != 1 or self.edges_of.keys() != self.outputs_of.keys():
-            return False
-        ((key, edges),) = self.edges_of.items()
-        order = [indices[0] for _, indices in edges]
-        if order != sorted(order) or any(position < 0 for position, _ in edges):
-            return False
-        self.n_inputs = len(nodes[key].next_functions)
-        self.grad_inputs = [None] * self.n_inputs
-        self.edges_of = {key: [(position, [position]) for position, _ in edges]}
-        return True
-
-    def _share_out(self) -> None:
-        """A tensor given twice to a single node (x * x) has an edge for each place: one gradient each, in order.
-
-        Where a call is several nodes its uses cannot be told apart, and the first place gets the sum.
-        """
-        if len(self.edges_of) != 1:
-            return
-        (edges,) = self.edges_of.values()
-        shared = [indices for _, indices in edges if len(indices) > 1]
-        for indices in {id(group): group for group in shared}.values():
-            mine = [number for number, (_, group) in enumerate(edges) if group is indices]
-            if len(mine) == len(indices):
-                for number, index in zip(mine, indices, strict=True):
-                    edges[number] = (edges[number][0], [index])
-
-    def _add(self, index: int, gradient: torch.Tensor) -> None:
-        if self.grad_inputs[index] is None:
-            self.grad_inputs[index] = gradient
-        else:
-            with torch.no_grad():
-                self.grad_inputs[index] = self.grad_inputs[index] + gradient
-
-    def finish(self) -> None:
-        """Hand over what there is, and be ready for the graph to run again."""
-        if not self.is_begun:
-            return
-        outputs, inputs = self.grad_outputs, self.grad_inputs
-        self.grad_outputs, self.grad_inputs = [None] * self.n_outputs, [None] * self.n_inputs
-        self.waiting = set(self.last)
-        self.is_begun = False
-        if not self.is_by_edge:
-            inputs = [gradient for gradient, is_kept in zip(inputs, self.keep, strict=True) if is_kept]
-        self.done(outputs, inputs)
-
-
-class _Hook:
-    """Called by autograd with the gradients of one node; holds no node, else the graph would never be freed."""
-
-    __slots__ = ("call", "guard", "key")
-
-    def __init__(self, call: Call, key: int, guard: Callable[[Exception], None]) -> None:
-        self.call = call
-        self.key = key
-        self.guard = guard
-
-    def __call__(self, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
-        try:
-            self.call.ran(self.key, grad_inputs, grad_outputs)
-        except Exception as error:  # the tool's own mistakes never reach the user's backward
-            self.guard(error)
+    def _sum(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return one + other

@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter
 from windtunnel.probe.torch_gradients import sequence_number
-from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_thread_stack import is_on, take_off
 
 __all__ = ["KernelMode", "KernelSwitch"]

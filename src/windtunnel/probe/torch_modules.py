@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.parameter_gradients import ParameterGradients
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
-from windtunnel.probe.torch_scopes import Scopes
 
-__all__ = ["ModuleHooks", "named_modules", "scripted_note"]
+__all__ = ["ModuleHooks", "leaves", "named_modules", "scripted_note"]
 
 
 def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
@@ -39,6 +40,11 @@ def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
                 # a shared module keeps its first name
                 found[id(module)] = (f"{prefix}{path}.{type(module).__name__}", module)
     return list(found.values())
+
+
+def leaves(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parameters that gradients are accumulated into."""
+    return {key: value for key, value in parameters.items() if value.requires_grad and value.is_leaf}
 
 
 def scripted_note(model: Any) -> str | None:
@@ -140,92 +146,10 @@ class ModuleHooks:
             parameters = {key: value for key, value in module._parameters.items() if value is not None}
             self.writer.close(call, output, parameters)
             if call.backward is not None and self.collector.selection.parameter_gradients:
-                self._gradients.watch(call.step, name, parameters)
+                self._gradients.watch(call.step, name, leaves(parameters))
 
     def _calls(self) -> list[tuple[nn.Module, str | None, OpenCall | None]]:
         found = getattr(self._open, "calls", None)
         if found is None:
             found = self._open.calls = []
         return found
-
-
-class ParameterGradients:
-    """The gradient of each parameter, taken where it reaches the parameter, one entry per module and backward."""
-
-    def __init__(self, collector: Collector, writer: CallWriter) -> None:
-        self.collector = collector
-        self.writer = writer
-        self._modules: dict[str, _ModuleGradients] = {}
-
-    def watch(self, step: StepOutput, name: str, parameters: dict[str, torch.Tensor]) -> None:
-        """Expect gradients of these parameters of a module."""
-        if name in self._modules or self.writer.has_structure_only or self.writer.finder is not None:
-            return
-        wanted = {key: value for key, value in parameters.items() if value.requires_grad and value.is_leaf}
-        if wanted:
-            self._modules[name] = _ModuleGradients(self, step, name, wanted)
-
-    def remove_finished(self) -> None:
-        """After `stop`: modules whose gradients have all come need no hook any more."""
-        for name, module in list(self._modules.items()):
-            if module.n_written and not module.gradients:
-                self._modules.pop(name).remove()
-
-    def remove_all(self) -> None:
-        modules, self._modules = self._modules, {}
-        for module in modules.values():
-            module.write()
-            module.remove()
-
-
-class _ModuleGradients:
-    def __init__(
-        self, owner: ParameterGradients, step: StepOutput, name: str, wanted: dict[str, torch.Tensor]
-    ) -> None:
-        self.owner = owner
-        self.step = step
-        self.name = name
-        self.wanted = set(wanted)
-        self.gradients: dict[str, list] = {}  # parameter -> pieces of its element
-        self.entry = ""
-        self.n_written = 0
-        self.handles = [value.register_hook(self._hook(key)) for key, value in wanted.items()]
-
-    def _hook(self, key: str) -> Any:
-        def take(gradient: torch.Tensor) -> None:
-            try:
-                self._take(key, gradient)
-            except Exception as error:
-                self.owner.collector.guard(f"the gradient of {self.name}.{key}", error)
-
-        return take
-
-    def _take(self, key: str, gradient: torch.Tensor) -> None:
-        if not self.step.is_open:
-            return
-        if key in self.gradients:  # another backward has begun though some parameters had none in the last
-            self.write()
-        if not self.gradients:
-            entry = f"{self.name}.parameters_grad"
-            self.entry = f"{entry}.{self.step.number(entry)}"
-        self.gradients[key] = self.owner.writer.gradient(self.step, self.entry, key, gradient)
-        if len(self.gradients) == len(self.wanted):
-            self.write()
-
-    def write(self) -> None:
-        """Write the entry with the gradients that have come."""
-        gradients, self.gradients = self.gradients, {}
-        if not gradients:
-            return
-        pieces: list = ["{"]
-        for index, (key, value) in enumerate(gradients.items()):
-            pieces += [f'{", " if index else ""}"{key}": ', *value]
-        pieces.append("}")
-        self.n_written += 1
-        if not self.owner.collector.selection.wants(self.entry):
-            return
-        self.owner.collector.put(self.step, self.entry, pieces)
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()

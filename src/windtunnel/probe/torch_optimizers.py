@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from windtunnel.probe.collector import Collector
-from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.scopes import Scopes
 
 __all__ = ["OptimizerScope"]
 

@@ -5,9 +5,11 @@ L0: modules     L1: APIs, collectives, autograd functions     mix: both     L2: 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from windtunnel.probe.collector import Collector
+from windtunnel.probe.debugger import Part
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_apis import ApiMode, OperatorNames
 from windtunnel.probe.torch_backward import BackwardModes, InBackward
 from windtunnel.probe.torch_calls import CallWriter
@@ -19,20 +21,9 @@ from windtunnel.probe.torch_mode_stack import ModeSwitch
 from windtunnel.probe.torch_modules import ModuleHooks
 from windtunnel.probe.torch_optimizers import OptimizerScope
 from windtunnel.probe.torch_places import ApiPlaces, ModulePlaces
-from windtunnel.probe.torch_scopes import Scopes
 from windtunnel.probe.torch_threads import ThreadModes
 
-__all__ = ["Part", "parts_for"]
-
-
-class Part(Protocol):
-    """Something that is in place between start and stop."""
-
-    def install(self, model: Any) -> None: ...
-
-    def remove(self) -> None: ...
-
-    def end_step(self) -> None: ...
+__all__ = ["parts_for"]
 
 
 def parts_for(
@@ -58,7 +49,8 @@ def parts_for(
             Collectives(collector, writer, scopes),
         ]
     if level in ("L0", "L1", "mix"):
-        custom_apis.connect(collector, writer, scopes, modes)
+        custom_apis.connect(collector, writer, scopes)
+        custom_apis.modes = modes
         parts += [OptimizerScope(collector, scopes), custom_apis]
     return parts
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_apis import ApiMode, OperatorNames
 from windtunnel.probe.torch_modules import ModuleHooks
-from windtunnel.probe.torch_scopes import Scopes
 
 __all__ = ["ApiPlaces", "ModulePlaces"]
 

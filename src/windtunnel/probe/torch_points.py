@@ -1,129 +1,31 @@
-"""Level debug: values the user saves by hand, and the gradients of their tensors.
+"""Level debug for torch: which tensors may get a gradient, and a gradient as it is now.
 
-save(value, "hidden") ──> "hidden.0.debug": {...}      backward ──> "hidden_grad.0.debug": {...}
+save(tensor, "hidden") ──> requires_grad? ──> hook ──> the gradient, copied
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from windtunnel.probe.collector import Collector, StepOutput
-from windtunnel.probe.notice import tell
-from windtunnel.probe.torch_elements import Elements
+from windtunnel.probe.points import PointWriter as AnyPointWriter
 
 __all__ = ["PointWriter"]
 
-_KINDS = (dict, list, tuple, torch.Tensor, int, float, str)
 
-
-class PointWriter:
+class PointWriter(AnyPointWriter):
     """Saves single points for one debugger."""
 
-    def __init__(self, collector: Collector, elements: Elements) -> None:
-        self.collector = collector
-        self.elements = elements
-        self._waiting: list[_PointGradients] = []
+    def is_recording(self) -> bool:
+        return torch.is_grad_enabled()
 
-    def save(self, variable: Any, name: str, save_backward: bool) -> None:
-        """Write the value now; its gradients once backward has reached them."""
-        if not isinstance(variable, _KINDS):
-            tell(
-                f'save("{name}") was given a {type(variable).__name__}, which is not saved; '
-                "give a tensor, a number, a text, or a dict, list or tuple of them"
-            )
-            return
-        step = self.collector.step
-        if step is None:
-            return
-        number = step.number(name)
-        entry = f"{name}.{number}.debug"
-        pieces: list = []
-        store = step.store if self.collector.config.task == "tensor" else None
-        self._encode(pieces, variable, entry, store)
-        self.collector.put(step, entry, pieces)
-        if save_backward and torch.is_grad_enabled():
-            gradients = _PointGradients(self, step, f"{name}_grad.{number}.debug", variable)
-            if gradients.waiting:
-                self._waiting.append(gradients)
+    def has_gradient(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
 
-    def _encode(self, pieces: list, variable: Any, entry: str, store: Any) -> None:
+    def kept(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.detach().clone()
+
+    def encode(self, pieces: list, variable: Any, entry: str, store: Any) -> None:
         with torch._C.DisableTorchFunction():
-            if isinstance(variable, torch.Tensor):
-                self.elements.tensor(pieces, variable, entry, store)
-            else:
-                self.elements.encode(pieces, variable, entry, store)
-
-    def end_step(self) -> None:
-        """Write the gradients that have come; the hooks on tensors go."""
-        waiting, self._waiting = self._waiting, []
-        for gradients in waiting:
-            gradients.write()
-            gradients.remove()
-
-
-class _PointGradients:
-    def __init__(self, owner: PointWriter, step: StepOutput, entry: str, variable: Any) -> None:
-        self.owner = owner
-        self.step = step
-        self.entry = entry
-        self.shape = variable
-        self.waiting: set[int] = set()
-        self.found: dict[int, Any] = {}
-        self.handles: list[Any] = []
-        self.shape = self._watch(variable)
-
-    def _watch(self, value: Any) -> Any:
-        """The value with every tensor replaced by its number, so that nothing is kept alive."""
-        if isinstance(value, torch.Tensor):
-            if not value.requires_grad:
-                return None
-            number = len(self.handles)
-            self.waiting.add(number)
-            self.handles.append(value.register_hook(lambda gradient: self._take(number, gradient)))
-            return _Number(number)
-        if isinstance(value, Mapping):
-            return {key: self._watch(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._watch(item) for item in value]
-        return None
-
-    def _take(self, number: int, gradient: torch.Tensor) -> None:
-        try:
-            if number in self.found:  # a second backward: the first one is complete
-                self.write()
-            # A copy: gradients are accumulated into later.
-            self.found[number] = gradient.detach().clone()
-            if len(self.found) == len(self.waiting):
-                self.write()
-        except Exception as error:
-            self.owner.collector.guard(f"the gradients of {self.entry}", error)
-
-    def write(self) -> None:
-        found, self.found = self.found, {}
-        if not found:
-            return
-        pieces: list = []
-        store = self.step.store if self.owner.collector.config.task == "tensor" else None
-        self.owner._encode(pieces, _filled(self.shape, found), self.entry, store)
-        self.owner.collector.put(self.step, self.entry, pieces)
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
-class _Number(int):
-    """Where the gradient of tensor number n goes."""
-
-
-def _filled(shape: Any, found: dict[int, Any]) -> Any:
-    if isinstance(shape, _Number):
-        return found.get(shape)
-    if isinstance(shape, dict):
-        return {key: _filled(item, found) for key, item in shape.items()}
-    if isinstance(shape, list):
-        return [_filled(item, found) for item in shape]
-    return None
+            super().encode(pieces, variable, entry, store)

@@ -7,12 +7,11 @@ tensor ──> plain tensor ──> in host memory? ──> known and unchanged?
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 import torch
 
+from windtunnel.probe.elements import Measured
 from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, memory_statistics
 from windtunnel.probe.torch_device_statistics import DeviceQueue
 from windtunnel.probe.torch_host_array import host_array
@@ -20,17 +19,6 @@ from windtunnel.probe.torch_memory_cache import MemoryCache
 from windtunnel.probe.torch_plain import PLAIN_TYPES, plain_tensor
 
 __all__ = ["Measured", "TorchMeter"]
-
-
-class Measured:
-    """What was found of one tensor at one moment."""
-
-    __slots__ = ("json", "key", "stats")
-
-    def __init__(self, stats: Statistics | None, key: Hashable | None) -> None:
-        self.stats = stats  # None until settle(), if the tensor is on a device
-        self.key = key  # two tensors with one key have the same bytes; None: not known
-        self.json: Any = None  # for the caller, who may keep the text here
 
 
 class TorchMeter:

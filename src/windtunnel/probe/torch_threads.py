@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from windtunnel.probe.torch_scopes import Scopes
+from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_thread_stack import put_on, take_off
 
 __all__ = ["ThreadModes"]

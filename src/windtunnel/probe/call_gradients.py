@@ -1,0 +1,203 @@
+"""The gradients of one call, taken from the autograd nodes it made, without adding a node.
+
+    tensors that went in ──> their edges ─┐
+    tensors that came out ──> their nodes ┴──> nodes between ──> hooks ──> gradients, in argument order
+
+A hook on a tensor would see the sum over every use of it; a hook module as frameworks have them adds an identity node
+and with it another order of accumulation. So a framework walks from the outputs to the edges of the inputs, over the
+nodes the call itself made, and this hooks only those that hand a gradient to an input. Nothing is inserted: losses and
+gradients stay bit for bit what they were.
+
+A node is known by a key, and has `next_functions`, `_sequence_nr()` and `register_hook(hook)` where the hook is given
+the gradients that leave it and those that came: so torch has them, and MindSpore too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Call", "Done"]
+
+Done = Callable[[list, list], None]  # gradients of the outputs, gradients of the inputs
+
+
+class Call:
+    """The backward of one call: `done` is called once every hooked node has run, or by `finish`.
+
+    `begun` is called when the first of several nodes has run, so that the owner can finish what stays incomplete.
+    A graph that is kept and run again is handed over again. `edges` has the number of inputs in `n`, and in `nodes` which
+    inputs are the output `nr` of a node: (key, nr) ──> (node, inputs).
+    """
+
+    __slots__ = (
+        "begun",
+        "done",
+        "edges_of",
+        "grad_inputs",
+        "grad_outputs",
+        "is_begun",
+        "is_by_edge",
+        "keep",
+        "last",
+        "n_inputs",
+        "n_outputs",
+        "outputs_of",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        edges: Any,
+        outputs: Sequence[Any],
+        done: Done,
+        begun: Callable[[Call], None],
+        guard: Callable[[Exception], None],
+        keep: Sequence[bool],
+        *,
+        by_edge: bool = False,
+    ) -> None:
+        self.done = done
+        self.begun = begun
+        self.keep = keep  # inputs that have a place in the result, unless the places are those of a node
+        self.n_inputs, self.n_outputs = edges.n, len(outputs)
+        self.grad_outputs: list = [None] * self.n_outputs
+        self.grad_inputs: list = [None] * self.n_inputs
+        self.outputs_of: dict[int, list[tuple[int, int]]] = {}  # hooked node -> (its output, our output)
+        self.edges_of: dict[int, list[tuple[int, list[int]]]] = {}  # hooked node -> (its edge, our inputs)
+        nodes = self._outputs(outputs)
+        self._walk(edges, nodes)
+        self.last = self._last(nodes)
+        self.waiting = set(self.last)
+        self.is_begun = False
+        self.is_by_edge = by_edge and self._number_by_edge(nodes)
+        self._share_out()
+        for key in self.last.union(self.outputs_of):
+            nodes[key].register_hook(_Hook(self, key, guard))
+
+    def _outputs(self, outputs: Sequence[Any]) -> dict[int, Any]:
+        """The nodes of the outputs by key; note in `outputs_of` which output of ours is which output of a node."""
+        raise NotImplementedError
+
+    def _walk(self, edges: Any, nodes: dict[int, Any]) -> None:
+        """Add every node between the outputs and the inputs to `nodes`; note which edges lead to an input; `hand_on`."""
+        raise NotImplementedError
+
+    def _sum(self, one: Any, other: Any) -> Any:
+        """Add two gradients; nobody is to see it."""
+        raise NotImplementedError
+
+    def hand_on(self, edges: Any) -> None:
+        """Inputs that are outputs as they are: the gradient of the one is that of the other.
+
+        An input that the call uses as well is not told apart from the output it also is: autograd sees one tensor, and
+        its gradient has what came through the call in it. What is shown is what came through the call.
+        """
+        used = {id(indices) for inner in self.edges_of.values() for _, indices in inner}
+        for (node, nr), (_, indices) in edges.nodes.items():
+            same = [pair for pair in self.outputs_of.get(node, ()) if pair[0] == nr]
+            if not same:
+                continue
+            if id(indices) not in used:
+                self.edges_of.setdefault(node, []).extend((-1 - index, indices) for _, index in same[:1])
+                continue
+            rest = [pair for pair in self.outputs_of[node] if pair not in same]
+            if rest:
+                self.outputs_of[node] = rest
+            else:
+                del self.outputs_of[node]
+
+    def _last(self, nodes: dict[int, Any]) -> frozenset[int]:
+        """The nodes after which all gradients have come: those before an input, and outputs that run even later.
+
+        Autograd runs nodes in the opposite order of their making.
+        """
+        if not self.edges_of:
+            return frozenset(self.outputs_of)
+        first = min(nodes[key]._sequence_nr() for key in self.edges_of)
+        return frozenset(self.edges_of).union(
+            key for key in self.outputs_of if nodes[key]._sequence_nr() < first
+        )
+
+    def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
+        """One hooked node has run."""
+        for nr, index in self.outputs_of.get(key, ()):
+            if nr < len(grad_outputs):
+                self.grad_outputs[index] = grad_outputs[nr]
+        for position, indices in self.edges_of.get(key, ()):
+            gradient = self.grad_outputs[-1 - position] if position < 0 else grad_inputs[position]
+            if gradient is not None:
+                self._add(indices[0], gradient)
+        self.waiting.discard(key)
+        if self.waiting and not self.is_begun:
+            self.begun(self)
+        self.is_begun = True
+        if not self.waiting:
+            self.finish()
+
+    def _number_by_edge(self, nodes: dict[int, Any]) -> bool:
+        """A call that is one node, with its edges in argument order: count the gradients as the node does.
+
+        So a convolution has (input, weight, bias) and an embedding only (weight): index tensors and buffers have no
+        gradient and no place.
+        """
+        if len(self.edges_of) != 1 or self.edges_of.keys() != self.outputs_of.keys():
+            return False
+        ((key, edges),) = self.edges_of.items()
+        order = [indices[0] for _, indices in edges]
+        if order != sorted(order) or any(position < 0 for position, _ in edges):
+            return False
+        self.n_inputs = len(nodes[key].next_functions)
+        self.grad_inputs = [None] * self.n_inputs
+        self.edges_of = {key: [(position, [position]) for position, _ in edges]}
+        return True
+
+    def _share_out(self) -> None:
+        """A tensor given twice to a single node (x * x) has an edge for each place: one gradient each, in order.
+
+        Where a call is several nodes its uses cannot be told apart, and the first place gets the sum.
+        """
+        if len(self.edges_of) != 1:
+            return
+        (edges,) = self.edges_of.values()
+        shared = [indices for _, indices in edges if len(indices) > 1]
+        for indices in {id(group): group for group in shared}.values():
+            mine = [number for number, (_, group) in enumerate(edges) if group is indices]
+            if len(mine) == len(indices):
+                for number, index in zip(mine, indices, strict=True):
+                    edges[number] = (edges[number][0], [index])
+
+    def _add(self, index: int, gradient: Any) -> None:
+        if self.grad_inputs[index] is None:
+            self.grad_inputs[index] = gradient
+        else:
+            self.grad_inputs[index] = self._sum(self.grad_inputs[index], gradient)
+
+    def finish(self) -> None:
+        """Hand over what there is, and be ready for the graph to run again."""
+        if not self.is_begun:
+            return
+        outputs, inputs = self.grad_outputs, self.grad_inputs
+        self.grad_outputs, self.grad_inputs = [None] * self.n_outputs, [None] * self.n_inputs
+        self.waiting = set(self.last)
+        self.is_begun = False
+        if not self.is_by_edge:
+            inputs = [gradient for gradient, is_kept in zip(inputs, self.keep, strict=True) if is_kept]
+        self.done(outputs, inputs)
+
+
+class _Hook:
+    """Called by autograd with the gradients of one node; holds no node, else the graph would never be freed."""
+
+    __slots__ = ("call", "guard", "key")
+
+    def __init__(self, call: Call, key: int, guard: Callable[[Exception], None]) -> None:
+        self.call = call
+        self.key = key
+        self.guard = guard
+
+    def __call__(self, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
+        try:
+            self.call.ran(self.key, grad_inputs, grad_outputs)
+        except Exception as error:  # the tool's own mistakes never reach the user's backward
+            self.guard(error)

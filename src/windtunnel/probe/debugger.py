@@ -1,0 +1,289 @@
+"""When a run collects, and which parts are in place while it does: the same for every framework.
+
+    start(model) ──> wanted step and rank? ──> step folder, hooks ──> stop ──> hooks gone, files flushed ──> step
+
+The hooks of a level are in place only between start and stop of a wanted step. What stays after stop are hooks on
+the autograd graph of that segment, so that its backward is still collected; they go with the graph. A framework's own
+debugger builds the parts, and knows models and ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.errors import UsageError
+from windtunnel.probe.collector import StepOutput
+from windtunnel.probe.config import ProbeConfig, load_config
+from windtunnel.probe.config_file import ConfigWatch
+from windtunnel.probe.notice import tell
+from windtunnel.probe.token_range import TokenRange, check_scheduled_tokens, check_token_range, slices_for
+
+__all__ = ["MODULE_LEVELS", "Debugger", "Part"]
+
+MODULE_LEVELS = ("L0", "mix")  # these need the model
+
+
+class Part(Protocol):
+    """Something that is in place between start and stop."""
+
+    def install(self, model: Any) -> None: ...
+
+    def remove(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+
+class Debugger:
+    """Collects what a program computes, as its config says; `PrecisionDebugger` of a framework is its face.
+
+    `build` makes, from `config`: `meter`, `collector`, `elements`, `writer`, `scopes`, `points` and `parts`.
+    """
+
+    framework: str  # as in config.json
+    model_words: str  # what start(model) takes
+    custom_apis: Any
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike | None = None,
+        level: str | None = None,
+        step: Sequence | None = None,
+    ) -> None:
+        self.config: ProbeConfig = load_config(
+            self.framework, config_path, task=task, dump_path=dump_path, level=level, step=step
+        )
+        for note in self.config.notes:
+            tell(note)
+        self._step = self._first_step = 0
+        self._is_on = False
+        self._pid = os.getpid()
+        self._was_told: set[str] = set()
+        has_switch = self.config.dump_enable is not None and self.config.config_path is not None
+        self._watch = ConfigWatch(self.config.config_path) if has_switch else None
+        self._tokens: TokenRange | None = None
+        self._is_reported = False
+        self.build()
+        atexit.register(self.close)
+
+    def build(self) -> None:
+        """Make everything that depends on the config; called again when the config has changed."""
+        raise NotImplementedError
+
+    def is_model(self, item: Any) -> bool:
+        """Whether `start` can take it."""
+        raise NotImplementedError
+
+    def rank_of(self, rank_id: int | None) -> tuple[int | None, int | None]:
+        """The rank of this process and how many there are, as far as known; `rank_id` is what the user gave."""
+        raise NotImplementedError
+
+    def area_for(self, model: Any) -> str:
+        """The folder below dump_path for the step that begins now with this model; "" for dump_path itself."""
+        return ""
+
+    def start(
+        self,
+        model: Any = None,
+        token_range: Sequence[int] | None = None,
+        rank_id: int | None = None,
+        scheduled_tokens: Mapping[str, int] | None = None,
+    ) -> None:
+        """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
+        self._check(model, token_range, rank_id)
+        check_scheduled_tokens(scheduled_tokens)
+        self._reload()
+        if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
+            return
+        if self.collector.step is None:
+            self._safely(lambda: self._open_step(rank_id, model))
+            if self.collector.step is None:
+                return
+        self._is_on = True
+        if token_range is None:
+            self._install(model)
+        else:
+            root = model[0] if isinstance(model, (list, tuple)) else model
+            self._tokens = TokenRange(root, token_range, lambda: self._install(model), self._remove)
+
+    def stop(self) -> None:
+        """End collecting; what was collected is in valid files afterwards."""
+        if not self._is_on:
+            return
+        self._is_on = False
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            self._safely(tokens.close)
+        self._remove()
+        self._safely(self.collector.flush)
+        self.meter.forget()  # until the next start memory may be written behind our back
+
+    def step(self) -> None:
+        """End the step: its files are complete, and the counters begin anew."""
+        self.stop()
+        self.step_over()
+        self._step += 1
+        last = self.config.last_step
+        if last is not None and self._step == last + 1:
+            self._report(f"all wanted steps are collected in {self.config.dump_path}")
+            self._is_reported = True
+
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Save a value at this point of the program, and the gradients of its tensors when they come."""
+        if self.config.level != "debug":
+            self.tell_once(f'save("{name}") does nothing at level {self.config.level}: set "level": "debug"')
+            return
+        if not self._is_wanted(None):
+            return
+        if self.collector.step is None:
+            self._safely(lambda: self._open_step(None))
+        self._safely(lambda: self.points.save(variable, name, save_backward))
+
+    def set_init_step(self, step: int) -> None:
+        """Count steps from here: for a training that goes on from a checkpoint."""
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise UsageError(f"set_init_step({step!r}) is not a step", hint="give a whole number from 0 on")
+        self._step = self._first_step = step
+
+    @contextmanager
+    def watch(self, model: Any = None, **options: Any) -> Iterator[None]:
+        """One step as a block: start, the block, stop and step."""
+        self.start(model, **options)
+        try:
+            yield
+        finally:
+            self.step()
+
+    def close(self) -> None:
+        """Finish whatever is open; at exit this comes by itself."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return  # a forked child: the files and the last word are its parent's
+        self.custom_apis.restore_all()
+        if self._is_on or self.collector.step is not None:
+            self.step()
+        note = self.config.step_note(self._first_step, self._step)
+        if note is not None:
+            self.tell_once(note)
+        elif not self._is_reported and (self.collector.n_put or self.collector.summary()):
+            self._report(f"what was collected is in {self.config.dump_path}")
+
+    def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """Collect the function `module.api` too, as `{api_prefix}.{api}` (or by the name of the module)."""
+        self.custom_apis.register(module, api, api_prefix)
+
+    def restore_custom_api(self, module: Any, api: str) -> None:
+        """Put the function back that `register_custom_api` has replaced."""
+        self.custom_apis.restore(module, api)
+
+    def _install(self, model: Any) -> None:
+        for part in self.parts:
+            self._safely(lambda part=part: part.install(model))
+
+    def _remove(self) -> None:
+        for part in reversed(self.parts):
+            self._safely(part.remove)
+        self.scopes.stack.clear()  # nobody tells any more when the modules of now end
+
+    def _take_slices(self, scheduled_tokens: Mapping[str, int] | None) -> bool:
+        """Whether the request that the config asks for, if it does, is in the batch."""
+        slices = slices_for(self.config.slices, self.config.request_id, scheduled_tokens)
+        if slices is None:
+            self.tell_once(
+                f"request {self.config.request_id!r} is in none of the batches so far: they are not collected"
+            )
+            return False
+        self.elements.slices = slices
+        return True
+
+    def _check(self, model: Any, token_range: Any, rank_id: Any) -> None:
+        needs_model = self.config.level in MODULE_LEVELS
+        if model is None:
+            if needs_model or token_range is not None:
+                reason = f"level {self.config.level}" if needs_model else "token_range"
+                raise UsageError(f"start() has no model, which {reason} needs", hint="start(model=...)")
+        else:
+            models = model if isinstance(model, (list, tuple)) else [model]
+            wrong = [type(item).__name__ for item in models if not self.is_model(item)]
+            if wrong or not models:
+                raise UsageError(
+                    f"start(model) was given {wrong[0] if wrong else 'an empty list'}",
+                    hint=f"give a {self.model_words}, or a list or tuple of them",
+                )
+        check_token_range(token_range)
+        if rank_id is not None and (not isinstance(rank_id, int) or rank_id < 0):
+            raise UsageError(f"rank_id {rank_id!r} is not a rank", hint="give a whole number from 0 on")
+
+    def _is_wanted(self, rank_id: int | None) -> bool:
+        if self.config.dump_enable is False or not self.config.wants_step(self._step):
+            return False
+        if self.writer.finder is not None and self.writer.finder.is_satisfied:
+            return False
+        rank, n_ranks = self.rank_of(rank_id)
+        note = self.config.rank_note(rank, n_ranks)
+        if note is not None:
+            self.tell_once(note)
+        return self.config.wants_rank(rank)
+
+    def _open_step(self, rank_id: int | None, model: Any = None) -> None:
+        area = self.area_for(model)
+        rank, _ = self.rank_of(rank_id)
+        name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+        folder = Path(self.config.dump_path) / area / f"step{self._step}" / name
+        wants_tensors = self.config.task in ("tensor", "overflow_check") or bool(self.config.tensor_list)
+        self.collector.step = StepOutput(self.config, folder, self.version, wants_tensors)
+
+    def _name_by_rank(self) -> None:
+        """A process group that appeared after the folder was made: proc{pid} becomes rank{R}."""
+        step, (rank, _) = self.collector.step, self.rank_of(None)
+        if step is not None and rank is not None and step.folder.path.name == f"proc{os.getpid()}":
+            step.rename(step.folder.path.with_name(f"rank{rank}"))
+
+    def _reload(self) -> None:
+        """With dump_enable in the file, the file may be edited while the program runs; it is read between segments."""
+        if self._watch is None or self._is_on or not self._watch.changed():
+            return
+        self.step_over()
+        self.config = self.config.reloaded()
+        for note in self.config.notes:
+            self.tell_once(note)
+        self.build()
+
+    def step_over(self) -> None:
+        """Complete the files of an open step without counting it."""
+        self._safely(self.writer.finish_partial)
+        for part in self.parts:
+            self._safely(part.end_step)
+        self._safely(self.points.end_step)
+        self._safely(self._name_by_rank)
+        self._safely(self.collector.end_step)
+        self.meter.forget()
+
+    @property
+    def version(self) -> str:
+        """Of windtunnel, for the headers of files."""
+        import windtunnel
+
+        return windtunnel.__version__
+
+    def _safely(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.collector.guard("starting or stopping", error)
+
+    def tell_once(self, sentence: str) -> None:
+        """Tell the user a sentence, unless this debugger has already."""
+        if sentence not in self._was_told:
+            self._was_told.add(sentence)
+            tell(sentence)
+
+    def _report(self, sentence: str) -> None:
+        summary = self.collector.summary()
+        self.tell_once(f"{sentence}; {summary}" if summary else sentence)
