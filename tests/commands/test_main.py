@@ -39,7 +39,7 @@ OPTIONS = {
         "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
-    "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--out", "a", "b"],
+    "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--mapping", "--out", "a", "b"],
     "view": ["directory"],
     "devices": ["--json", "--toml"],
 }  # fmt: skip

@@ -27,6 +27,8 @@ from windtunnel import __version__
 from windtunnel.errors import UsageError
 from windtunnel.probe.comparison import OnProgress, compare_dumps
 from windtunnel.probe.error_curve import error_curve
+from windtunnel.probe.mapping import NO_MAPPING, Mapping
+from windtunnel.probe.mapping_file import read_mapping
 from windtunnel.probe.tolerance import Tolerance
 from windtunnel.probe.verdict import Findings
 from windtunnel.report.compare_csv import CsvReport
@@ -48,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a", type=Path, metavar="A", help="the run to judge by: a dump folder, a step, a rank, a dump.json"
     )
     parser.add_argument("b", type=Path, metavar="B", help="the run to judge")
+    parser.add_argument(
+        "--mapping",
+        type=Path,
+        metavar="FILE",
+        help="names that mean the same in A and B: a mapping file of msProbe (YAML), or TOML or JSON like it",
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--fail-over",
@@ -75,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
     with _destination(args) as stream, _progress() as on_progress:
         csv = CsvReport(stream) if stream is not None else None
         tolerance = Tolerance(args.fail_over, args.exact)
-        for found in compare_dumps(args.a, args.b, tolerance, on_progress, findings.notes.append):
+        mapping = Mapping(read_mapping(args.mapping)) if args.mapping is not None else NO_MAPPING
+        for found in compare_dumps(args.a, args.b, tolerance, on_progress, findings.notes.append, mapping):
             findings.add(found)
             if args.html:
                 curves.append(error_curve(found))

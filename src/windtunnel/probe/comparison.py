@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,18 @@ from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.dump_reader import DumpData, read_part
 from windtunnel.probe.dump_tree import DumpPart, PartPair, find_parts, pair_parts
 from windtunnel.probe.entry_name import BACKWARD, parse_entry_name
+from windtunnel.probe.framework_pair import (
+    excused,
+    is_of_two_frameworks,
+    neutral,
+    pairing_notes,
+    round_whole_numbers,
+    unlike_sides,
+)
+from windtunnel.probe.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.match import Match, match_columns
 from windtunnel.probe.noise import NO_NOISE, KnownNoise
-from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, pair_numbers
+from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, leave_out, pair_numbers
 from windtunnel.probe.shard_merge import SPLIT
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
 from windtunnel.probe.tolerance import Tolerance, judge
@@ -72,6 +82,7 @@ def compare_dumps(
     tolerance: Tolerance,
     on_progress: OnProgress = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda note: None,
+    mapping: Mapping = NO_MAPPING,
 ) -> Iterator[RankComparison]:
     """Yield every rank of every step, in the order they ran."""
     pairs, notes = pair_parts(find_parts(path_a), find_parts(path_b))
@@ -84,7 +95,9 @@ def compare_dumps(
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
         key = (pair.area, pair.rank)
-        found = _compare(pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE))
+        found = _compare(
+            pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE), mapping
+        )
         noise[key] = noise.get(key, NO_NOISE) | found.noise
         yield found
 
@@ -109,24 +122,36 @@ def _size(part: DumpPart) -> int:
 
 def _compare(
     pair: PartPair, data_a: tuple[DumpData, ...], data_b: tuple[DumpData, ...], words: Vocabulary,
-    tolerance: Tolerance, on_progress: OnProgress, known_noise: KnownNoise,
+    tolerance: Tolerance, on_progress: OnProgress, known_noise: KnownNoise, mapping: Mapping,
 ) -> RankComparison:  # fmt: skip
     a, b = make_side(data_a), make_side(data_b)
+    is_cross = is_of_two_frameworks(a, b)
+    unlike, mapping_notes = unlike_sides(a, b, words, mapping)
     is_divided = len(data_a) != len(data_b)
     is_same_tool = a.first.is_ours == b.first.is_ours
     is_same_level = a.first.header.get("level") == b.first.header.get("level")
     is_same_area = {part.area for part in pair.a} == {part.area for part in pair.b}
     needs_parents = a.columns.entries != b.columns.entries
     match = match_columns(
-        a.columns, b.columns, (a.parents(), b.parents()) if needs_parents else None, shapes=not is_divided
+        a.columns,
+        b.columns,
+        (a.parents(), b.parents()) if needs_parents else None,
+        shapes=not is_divided,
+        unlike=unlike,
     )
     a, b = merge_sides(a, b, match, words)
     is_pair = (match.row_a >= 0) & (match.row_b >= 0)
-    is_foreign = np.zeros(len(is_pair), bool) if is_same_tool else _foreign_gradients(match, a.columns, words)
+    is_comparable = is_same_tool and (a.first.is_ours or not is_cross)
+    is_foreign = (
+        np.zeros(len(is_pair), bool) if is_comparable else _foreign_gradients(match, a.columns, words)
+    )
     is_pair &= ~is_foreign
     lone = ~((match.row_a >= 0) & (match.row_b >= 0))
     place, row_a, row_b = match.place[is_pair], match.row_a[is_pair], match.row_b[is_pair]
-    numbers = pair_numbers(a.columns, b.columns, row_a, row_b, words, digests=is_same_tool)
+    sides = [neutral(side.columns, words) if is_cross else side.columns for side in (a, b)]
+    numbers = pair_numbers(*sides, row_a, row_b, words, digests=is_same_tool and not is_cross)
+    if is_cross:
+        round_whole_numbers(numbers, (a.columns, b.columns), (row_a, row_b), words)
     role = (
         np.frombuffer(words.roles, np.int8)[a.columns.suffix[row_a]] if len(row_a) else np.zeros(0, np.int8)
     )
@@ -136,10 +161,12 @@ def _compare(
     ignores_types = n_tensors >= _DTYPE_PAIRS and changed > _MOST * n_tensors
     pairs_only = replace(match, place=place, row_a=row_a, row_b=row_b)
     leave_out_unwritten(pairs_only, numbers, a.columns, b.columns, words)
-    judgement = judge(
-        pairs_only, numbers, a.columns, b.columns, role, words, tolerance, ignores_types=ignores_types,
-        known_noise=known_noise,
-    )  # fmt: skip
+    judged_by = partial(judge, pairs_only, numbers, a.columns, b.columns, role, words, tolerance,
+                        ignores_types=ignores_types, known_noise=known_noise)  # fmt: skip
+    judgement = judged_by()
+    if is_cross and unlike is not None:
+        leave_out(numbers, excused(pairs_only, a, unlike, role, judgement.verdict))
+        judgement = judged_by()
     grads_a, grads_b = a.columns.requires_grad[row_a], b.columns.requires_grad[row_b]
     n_grads = int(((grads_a != grads_b) & (grads_a >= 0) & (grads_b >= 0)).sum())
     cut = a.first.was_killed or b.first.was_killed
@@ -150,9 +177,13 @@ def _compare(
         lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
         is_noise=judgement.is_noise,
         noise=judgement.noise,
-        is_strict=is_same_tool and is_same_level and is_same_area and not is_divided,
+        is_strict=is_same_tool and is_same_level and is_same_area and not is_divided and not is_cross,
         last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
-        notes=tuple(_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0, n_grads)),
+        notes=(
+            *(pairing_notes(match, a, b, unlike) if unlike is not None else ()),
+            *_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0, n_grads),
+            *mapping_notes,
+        ),
     )  # fmt: skip
 
 

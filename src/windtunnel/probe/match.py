@@ -4,22 +4,28 @@
     otherwise: values, names without call numbers, structure ──> align ──> pairs, renamed pairs, entries without one
 
 A call number says how often something was called before, so one extra call on one side shifts all that follow; it is
-never used to pair. What is used: values that are equal bit for bit, the API or module, the shapes, the order.
+never used to pair. What is used: values that are equal bit for bit, the API or module, the shapes, the order. Two
+frameworks do not agree to the bit nor in their words: then it is values that nearly agree, and names as `Unlike` reads them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from windtunnel.probe.alignment import align
-from windtunnel.probe.dump_columns import Columns
-from windtunnel.probe.entry_name import parse_entry_name
+from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
+from windtunnel.probe.entry_name import EntryName, parse_entry_name
+from windtunnel.probe.framework_names import Reader, neutral_shape
+from windtunnel.probe.value_pairs import ValuePairs
 
-__all__ = ["Match", "match_columns", "value_hashes"]
+__all__ = ["Match", "Unlike", "match_columns", "value_hashes"]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_STEPS = 256  # of a figure between one power of two and the next: noise of 1e-5 seldom crosses one
+_TINY = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,38 +40,59 @@ class Match:
     row_b: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """How to compare sides that differ in their words: two frameworks, or names that the user's mapping makes equal."""
+
+    readers: tuple[Reader, Reader]
+    pair_values: ValuePairs
+    words: Vocabulary
+
+
 def match_columns(
     a: Columns,
     b: Columns,
     parents: tuple[dict[str, str | None], dict[str, str | None]] | None,
     *,
     shapes: bool = True,
+    unlike: Unlike | None = None,
 ) -> Match:
     """Pair everything; `shapes` says whether equal work has equal shapes (not if it is divided differently)."""
-    if a.entries == b.entries:
+    if a.entries == b.entries and unlike is None:
         order = np.arange(len(a.entries))
         return _join(a, b, order, order, 0)
-    pairs = _align_entries(a, b, parents or ({}, {}), shapes)
-    entry_a, entry_b = _side_by_side(pairs, len(a.entries), len(b.entries))
-    n_renamed = sum(
-        parse_entry_name(a.entries[i]).without_call != parse_entry_name(b.entries[j]).without_call
-        for i, j in pairs
+    readers = unlike.readers if unlike is not None else (parse_entry_name, parse_entry_name)
+    names = tuple([read(entry) for entry in side.entries] for read, side in zip(readers, (a, b), strict=True))
+    scopes = tuple(
+        [_scope(parent_of.get(entry), read) for entry in side.entries]
+        for read, side, parent_of in zip(readers, (a, b), parents or ({}, {}), strict=True)
     )
-    return _join(a, b, entry_a, entry_b, n_renamed)
+    pairs = _align_entries(a, b, names, scopes, shapes, unlike)
+    entry_a, entry_b = _side_by_side(pairs, len(a.entries), len(b.entries))
+    n_renamed = sum(names[0][i].without_call != names[1][j].without_call for i, j in pairs)
+    if unlike is None:
+        return _join(a, b, entry_a, entry_b, n_renamed)
+    return _join_unlike(entry_a, entry_b, n_renamed, unlike.pair_values, names[0])
 
 
 def _align_entries(
-    a: Columns, b: Columns, parents: tuple[dict[str, str | None], dict[str, str | None]], shapes: bool
-) -> list[tuple[int, int]]:
+    a: Columns, b: Columns, names_of: tuple[list[EntryName], ...], scopes: tuple[list[str], ...], shapes: bool,
+    unlike: Unlike | None,
+) -> list[tuple[int, int]]:  # fmt: skip
     codes: dict[object, int] = {}
     sides = []
-    for columns, parent_of in zip((a, b), parents, strict=True):
-        names = [parse_entry_name(name) for name in columns.entries]
+    for columns, names, scope in zip((a, b), names_of, scopes, strict=True):
         full = [name.without_call for name in names]
-        scope = [_scope(parent_of.get(entry)) for entry in columns.entries]
         structure = [name.structure for name in names]
-        form = _hash_rows(columns, _forms(columns)).tolist() if shapes else [0] * len(names)
-        values = _hash_rows(columns, _mixed(_forms(columns), value_hashes(columns))).tolist()
+        if unlike is None:
+            forms = _forms(columns)
+            values = _hash_rows(columns, _mixed(forms, value_hashes(columns))).tolist()
+        else:
+            forms = _output_forms(columns, unlike.words)
+            values = _hash_rows(
+                columns, np.where(forms, _mixed(forms, _near_hashes(columns)), forms)
+            ).tolist()
+        form = _hash_rows(columns, forms).tolist() if shapes else [0] * len(names)
         sides.append(
             [
                 _coded(codes, "values", structure, values),
@@ -75,17 +102,30 @@ def _align_entries(
                 _coded(codes, "structure", structure, form),
                 *(
                     []
-                    if shapes
+                    if shapes and unlike is None
                     else [_coded(codes, "path", [f"{n.prefix}.{n.path}.{n.direction}" for n in names])]
                 ),
             ]
         )
+    if unlike is not None:  # the path decides, the class only helps
+        for levels in sides:
+            levels.insert(4, levels.pop())
     pairs = align(*sides)
-    return _add_moved(pairs, a.entries, b.entries)
+    if unlike is None:
+        return _add_moved(pairs, a.entries, b.entries)
+    return _add_moved(pairs, *(list(map(_moved_key, names)) for names in names_of))
 
 
-def _scope(parent: str | None) -> str:
-    return parse_entry_name(parent).without_call if parent else ""
+def _moved_key(name: EntryName) -> object:
+    """By what an entry is known wherever it stands: a module by its path and call; functions are counted differently."""
+    return (name.path, name.direction, name.call) if name.is_module else None
+
+
+def _scope(parent: str | None, read: Reader) -> str:
+    if not parent:
+        return ""
+    name = read(parent)
+    return f"{name.path}.{name.direction}" if name.is_module else name.without_call
 
 
 def _coded(codes: dict[object, int], *columns: object) -> np.ndarray:
@@ -94,10 +134,12 @@ def _coded(codes: dict[object, int], *columns: object) -> np.ndarray:
     return np.array([codes.setdefault((level, *row), len(codes)) for row in rows], dtype=np.int64)
 
 
-def _add_moved(pairs: list[tuple[int, int]], a: list[str], b: list[str]) -> list[tuple[int, int]]:
+def _add_moved(
+    pairs: list[tuple[int, int]], a: Sequence[object], b: Sequence[object]
+) -> list[tuple[int, int]]:
     """Branches that do not depend on each other may run in any order: pair what is left by its whole name."""
     taken_a, taken_b = {i for i, _ in pairs}, {j for _, j in pairs}
-    free = {name: j for j, name in enumerate(b) if j not in taken_b}
+    free = {name: j for j, name in enumerate(b) if j not in taken_b and name is not None}
     moved = [(i, free[name]) for i, name in enumerate(a) if i not in taken_a and name in free]
     return pairs + moved
 
@@ -143,6 +185,22 @@ def _join(a: Columns, b: Columns, entry_a: np.ndarray, entry_b: np.ndarray, n_re
     return Match(entry_a, entry_b, n_renamed, place[order], row_a[order], row_b[order])
 
 
+def _join_unlike(
+    entry_a: np.ndarray,
+    entry_b: np.ndarray,
+    n_renamed: int,
+    pair_values: ValuePairs,
+    names_a: list[EntryName],
+) -> Match:
+    """As `_join`, where a value may have another place or name."""
+    found: list[tuple[int, int, int]] = []
+    for place, (i, j) in enumerate(zip(entry_a.tolist(), entry_b.tolist(), strict=True)):
+        if i >= 0 and j >= 0:
+            found += [(place, *rows) for rows in pair_values(i, j, is_module=names_a[i].is_module)]
+    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return Match(entry_a, entry_b, n_renamed, table[:, 0], table[:, 1], table[:, 2])
+
+
 def _keyed(
     columns: Columns, entries: np.ndarray, is_pair: np.ndarray, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -159,6 +217,24 @@ def _keyed(
 def _forms(columns: Columns) -> np.ndarray:
     """One number per row for what it is: its place and shape."""
     return _mixed(columns.suffix.astype(np.uint64), columns.shape.astype(np.uint64))
+
+
+def _output_forms(columns: Columns, words: Vocabulary) -> np.ndarray:
+    """One number per tensor that comes out, for its shape; 0 for all other rows: arguments differ between frameworks."""
+    known: dict[tuple[int, ...], int] = {}
+    shapes = np.array([known.setdefault(neutral_shape(shape), len(known)) for shape in words.shapes] or [0])
+    roles = np.frombuffer(words.roles, np.int8) if words.roles else np.zeros(1, np.int8)
+    is_output = (columns.kind == TENSOR) & (roles[columns.suffix] == OUTPUT)
+    return np.where(is_output, _mixed(shapes[columns.shape].astype(np.uint64) + np.uint64(1)), np.uint64(0))
+
+
+def _near_hashes(columns: Columns) -> np.ndarray:
+    """One number per row that is mostly the same for values that nearly agree: its extremes in coarse steps."""
+    extremes = columns.statistics[:, :2]
+    with np.errstate(all="ignore"):
+        steps = np.round(np.log2(np.maximum(np.abs(extremes), _TINY)) * _STEPS)
+        steps = np.where(np.isfinite(steps), np.copysign(np.abs(steps) * 2 + (steps < 0), extremes), 0.0)
+    return _mixed(*(steps[:, k].astype(np.int64).view(np.uint64) for k in (0, 1)))
 
 
 def value_hashes(columns: Columns) -> np.ndarray:

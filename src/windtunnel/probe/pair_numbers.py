@@ -33,6 +33,7 @@ __all__ = [
     "VALUES",
     "PairNumbers",
     "element_counts",
+    "leave_out",
     "pair_numbers",
 ]
 
@@ -70,6 +71,13 @@ def pair_numbers(
         return parts[0]
     names = PairNumbers.__slots__
     return PairNumbers(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def leave_out(numbers: PairNumbers, chosen: np.ndarray) -> None:
+    """Take pairs out of the numbers: what is known of them proves nothing."""
+    numbers.error[chosen], numbers.evidence[chosen], numbers.factor[chosen] = np.nan, NOTHING, np.nan
+    for flags in (numbers.shape_differs, numbers.dtype_differs, numbers.only_one_finite, numbers.bits_differ):
+        flags[chosen] = False
 
 
 def element_counts(words: Vocabulary) -> np.ndarray:

@@ -163,7 +163,9 @@ def _value(found: RankComparison, index: int) -> Divergence:
             break
     if kind == "value" and numbers.bits_differ[index] and not numbers.error[index] > 0:
         kind = "bits"
-    return _divergence(found, place, suffix, kind, float(numbers.error[index]), explain(found, index, kind))
+    suffix_b = _suffix(found, found.b.columns.suffix[found.row_b[index]])
+    error = float(numbers.error[index])
+    return _divergence(found, place, (suffix, suffix_b), kind, error, explain(found, index, kind))
 
 
 def _lone_call(found: RankComparison, place: int) -> Divergence:
@@ -180,7 +182,7 @@ def _lone_call(found: RankComparison, place: int) -> Divergence:
     sentence = f"{has} calls {found.name(place)}{f' and {more} more after it' if more else ''} here, {lacks} "
     sentence += f"calls {others[0]} instead" if others else "does not"
     before = "everything before it agrees" if place else "it is the first call"
-    return _divergence(found, place, "", kind, math.nan, (f"{sentence}; {before}",))
+    return _divergence(found, place, ("", ""), kind, math.nan, (f"{sentence}; {before}",))
 
 
 def _lone_value(found: RankComparison) -> Divergence:
@@ -192,21 +194,27 @@ def _lone_value(found: RankComparison) -> Divergence:
     sentence = f"{has} has a value there, {lacks} has none"
     if "grad" in found.name(place) or ".backward" in found.name(place):
         sentence += ": no gradient reached it"
-    return _divergence(found, place, suffix, f"only in {has}", math.nan, (sentence,))
+    return _divergence(found, place, (suffix, suffix), f"only in {has}", math.nan, (sentence,))
 
 
 def _divergence(
-    found: RankComparison, place: int, suffix: str, kind: str, error: float, sentences: tuple[str, ...]
+    found: RankComparison,
+    place: int,
+    suffixes: tuple[str, str],
+    kind: str,
+    error: float,
+    sentences: tuple[str, ...],
 ) -> Divergence:
+    """`suffixes` name the value as A and as B call it; none for a call."""
     name = found.name(place)
     i, j = int(found.match.entry_a[place]), int(found.match.entry_b[place])
     name_b = found.b.columns.entries[j] if j >= 0 else name
     frames = (found.a if i >= 0 else found.b).stack_of(name)
-    dot = f".{suffix}" if suffix else ""
+    dot_a, dot_b = (f".{suffix}" if suffix else "" for suffix in suffixes)
     rows = [row for at in range(max(0, place - _BEFORE), place) for row in _summary_row(found, at)]
     rows += item_rows(found, place) or [_call_row(found, place)]
     return Divergence(
-        found.pair.area, found.pair.step, found.pair.rank, place, name + dot, name_b + dot, kind, error,
+        found.pair.area, found.pair.step, found.pair.rank, place, name + dot_a, name_b + dot_b, kind, error,
         _inputs(found, place), sentences, frames, _own_line(frames), tuple(rows),
     )  # fmt: skip
 

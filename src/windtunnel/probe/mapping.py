@@ -1,0 +1,159 @@
+"""What a user's mapping file changes: the names of one side become those of the other before anything is paired.
+
+    rules ──> Mapping.oriented ──> readers: entry ──> EntryName as the other side has it
+                               └─> told: which value of a call is which
+
+Left names are MindSpore's, as in msProbe's files; between dumps of one framework they are A's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from windtunnel.probe.entry_name import EntryName, parse_entry_name
+from windtunnel.probe.framework_names import Reader
+from windtunnel.probe.framework_words import PYTORCH
+from windtunnel.probe.mapping_file import API, CELL, DATA, LAYER, Rule
+from windtunnel.probe.value_pairs import Told
+
+__all__ = ["NO_MAPPING", "Mapping", "OrientedMapping"]
+
+_TOLD = "Told"  # prefix of entries that a rule pairs by their whole names
+_TOP = ("TopLayer", "Cell", "Module")  # scopes of a layer mapping that mean the model itself
+_ENTRY = re.compile(r"(.+?\.(?:forward|backward|parameters_grad)(?:\.\d+)?|.+?\.\d+\.debug)(?:\.(.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    rules: tuple[Rule, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    def oriented(self, frameworks: tuple[str, str]) -> OrientedMapping:
+        """Left and right as the two sides have them."""
+        return OrientedMapping(self.rules, is_turned=frameworks[0] == PYTORCH and frameworks[1] != PYTORCH)
+
+
+NO_MAPPING = Mapping()
+
+
+@dataclass(slots=True)
+class OrientedMapping:
+    rules: tuple[Rule, ...]
+    is_turned: bool  # the left names are B's
+    used: set[Rule] = field(default_factory=set)
+
+    def readers(self, entries: tuple[Sequence[str], Sequence[str]]) -> tuple[Reader, Reader]:
+        """For A and B."""
+        names = [parse_entry_name(entry) for entry in entries[1 if self.is_turned else 0]]
+        classes = {name.path: name.class_name for name in names if name.is_module}
+        whole = [_entry_and_suffix(rule) for rule in self.rules if rule.kind == DATA]
+        pairs = list(dict.fromkeys((left[0], right[0]) for left, right in whole))
+        left = partial(self._read_left, {one: str(n) for n, (one, _) in enumerate(pairs)}, classes)
+        right = partial(_read_told, {two: str(n) for n, (_, two) in enumerate(pairs)})
+        return (right, left) if self.is_turned else (left, right)
+
+    def told(self, a: Sequence[str], b: Sequence[str]) -> Told:
+        """Which values of two entries a rule pairs."""
+        by_entry: dict[tuple[str, str], dict[str, str]] = {}
+        by_api: dict[tuple[str, str], dict[str, str]] = {}
+        for rule in self.rules:
+            if rule.kind == DATA:
+                (one, suffix), (two, other) = _entry_and_suffix(rule)
+                if suffix and other:
+                    by_entry.setdefault((one, two), {})[suffix] = other
+            elif rule.values:
+                by_api.setdefault((rule.left, rule.right), {}).update(rule.values)
+
+        def find(i: int, j: int) -> dict[str, str]:
+            left, right = (b[j], a[i]) if self.is_turned else (a[i], b[j])
+            found = by_entry.get((left, right)) or by_api.get((_api(left), _api(right))) or {}
+            return {y: x for x, y in found.items()} if self.is_turned else found
+
+        return find
+
+    def unused(self) -> list[Rule]:
+        """Rules that no entry fitted, once all were read."""
+        return [rule for rule in self.rules if rule not in self.used]
+
+    def _read_left(self, told: dict[str, str], classes: dict[str, str], entry: str) -> EntryName:
+        name = _read_told(told, entry)
+        if name.prefix == _TOLD:
+            self.used.update(
+                rule for rule in self.rules if rule.kind == DATA and _entry_and_suffix(rule)[0][0] == entry
+            )
+        elif name.is_module:
+            name = self._with_layers(self._with_cells(name), classes)
+        else:
+            for rule in self.rules:
+                if rule.kind == API and rule.left == f"{name.prefix}.{name.path}":
+                    self.used.add(rule)
+                    prefix, _, path = rule.right.partition(".")
+                    return replace(name, prefix=prefix, path=path)
+        return name
+
+    def _with_cells(self, name: EntryName) -> EntryName:
+        """A rule for the whole name before rules for parts of it."""
+        whole = f"{name.path}.{name.class_name}"
+        rules = [rule for rule in self.rules if rule.kind == CELL]
+        for rule in rules:
+            if rule.left in (whole, name.path):
+                self.used.add(rule)
+                path, _, class_name = (
+                    rule.right if rule.left == whole else f"{rule.right}.{name.class_name}"
+                ).rpartition(".")
+                return replace(name, path=path, class_name=class_name)
+        for rule in rules:
+            changed = f".{whole}.".replace(f".{rule.left}.", f".{rule.right}.", 1).strip(".")
+            if changed != whole:
+                self.used.add(rule)
+                whole = changed
+        path, _, class_name = whole.rpartition(".")
+        return replace(name, path=path, class_name=class_name)
+
+    def _with_layers(self, name: EntryName, classes: dict[str, str]) -> EntryName:
+        """Children renamed by the class of the module that holds them."""
+        rules = [rule for rule in self.rules if rule.kind == LAYER]
+        if not rules:
+            return name
+        parts, found, at = name.path.split("."), [], 0
+        while at < len(parts):
+            scopes = (classes.get(".".join(parts[:at])),) if at else _TOP
+            for rule in rules:
+                size = rule.left.count(".") + 1
+                if rule.scope in scopes and ".".join(parts[at : at + size]) == rule.left:
+                    self.used.add(rule)
+                    found.append(rule.right)
+                    at += size
+                    break
+            else:
+                found.append(parts[at])
+                at += 1
+        return replace(name, path=".".join(found))
+
+
+def _read_told(told: dict[str, str], entry: str) -> EntryName:
+    name = parse_entry_name(entry)
+    return EntryName(_TOLD, told[entry], "", name.direction, name.call) if entry in told else name
+
+
+def _api(entry: str) -> str:
+    name = parse_entry_name(entry)
+    return f"{name.prefix}.{name.path}"
+
+
+def _entry_and_suffix(rule: Rule) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Both sides of a data rule: the entry, and the value in it as our columns name it."""
+    found = []
+    for text in (rule.left, rule.right):
+        match = _ENTRY.fullmatch(text)
+        entry, suffix = match.groups() if match else (text, "")
+        suffix = suffix or ""
+        found.append(
+            (entry, f"input.{suffix.removeprefix('kwargs.')}" if suffix.startswith("kwargs.") else suffix)
+        )
+    return found[0], found[1]

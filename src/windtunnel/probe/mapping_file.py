@@ -1,0 +1,213 @@
+"""A user's file that says which names mean the same: the mapping files of msProbe's compare, or TOML or JSON like them.
+
+    .yaml, .yml, .toml, .json ──> read_mapping ──> rules, each with its line
+
+Of YAML the part that these files use: `left: right` lines, sections of such lines, and lists of `- ms_api: ...` blocks.
+What is more than that is refused with its line. Which kind a pair is follows from the names, or from the section it is in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import UsageError
+from windtunnel.probe.framework_words import API_PREFIXES
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+__all__ = ["API", "CELL", "DATA", "LAYER", "Rule", "read_mapping"]
+
+CELL, API, DATA, LAYER = "cell_mapping", "api_mapping", "data_mapping", "layer_mapping"
+
+_LARGEST = 1 << 24  # bytes: a mapping is written by hand or by a script, not by the gigabyte
+_LISTS = ("args", "output", "parameters", "parameters_grad")  # after ms_ and pt_
+_STEMS = {"args": "input.", "output": "output.", "parameters": "parameters.", "parameters_grad": ""}
+_DATA = re.compile(r".+\.(?:forward|backward|parameters_grad)(?:\..+)?|.+\.\d+\.debug(?:\..+)?")
+_PAIR = re.compile(
+    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^"'\s:#\[\]{},&*!|>%@`-][^#]*?|-[^\s#][^#]*?)\s*:(?:\s+(.*))?"""
+)
+_PLAIN = re.compile(r"[^\s\[\]{},&*!|>%@`\"'#:][^#]*?|")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`left` is what MindSpore calls it, or A where both are of one framework; `right` is the other's name."""
+
+    kind: str
+    left: str
+    right: str
+    line: int  # 0: not known
+    scope: str = ""  # of LAYER: the class of the module that `left` is a child of
+    values: tuple[tuple[str, str], ...] = ()  # of API: values of a call that have another place
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    indent: int
+    is_item: bool
+    key: str
+    value: Any  # text, list of texts, or None for a section
+
+
+def read_mapping(path: Path) -> tuple[Rule, ...]:
+    """All rules of a file, in order."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror or error}", hint="name a mapping file"
+        ) from error
+    if len(data) > _LARGEST:
+        raise UsageError(
+            f"{path} is larger than {_LARGEST >> 20} MiB", hint="name a mapping file, not a dump"
+        )
+    try:
+        text = data.decode("utf-8-sig")
+        if path.suffix == ".toml":
+            found = list(_from_document(tomllib.loads(text), path))
+        elif path.suffix == ".json":
+            found = list(_from_document(json.loads(text), path))
+        else:
+            found = list(_from_lines(list(_lines(text, path)), path))
+    except (ValueError, RecursionError) as error:  # all of its decoders raise kinds of ValueError
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="write lines such as  fc.Dense: fc.Linear"
+        ) from error
+    if not found:
+        raise UsageError(f"{path} holds no mapping", hint="write lines such as  fc.Dense: fc.Linear")
+    return tuple(found)
+
+
+def _refuse(path: Path, line: int, fact: str) -> UsageError:
+    where = f"line {line} of {path}" if line else str(path)
+    return UsageError(f"{where}: {fact}", hint="see docs/compare.md for what a mapping file may hold")
+
+
+def _lines(text: str, path: Path) -> Iterator[_Line]:
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.rstrip()
+        bare = line.lstrip(" ")
+        if not bare or bare.startswith("#") or line in ("---", "..."):
+            continue
+        if bare.startswith("\t"):
+            raise _refuse(path, number, "a tab indents it; YAML wants spaces")
+        is_item = bare.startswith("- ")
+        content = bare[2:].lstrip() if is_item else bare
+        match = _PAIR.fullmatch(_without_comment(content))
+        if match is None:
+            raise _refuse(path, number, f"{bare[:60]!r} is no `left: right`")
+        key, value = match.groups()
+        indent = len(line) - len(bare) + (2 if is_item else 0)
+        yield _Line(number, indent, is_item, _scalar(key, path, number), _value(value or "", path, number))
+
+
+def _without_comment(text: str) -> str:
+    """A # begins a comment after a space, outside quotes."""
+    quote = ""
+    for at, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (at == 0 or text[at - 1] in " [,"):
+            quote = letter
+        elif letter == "#" and at and text[at - 1] == " ":
+            return text[:at].rstrip()
+    return text.rstrip()
+
+
+def _value(text: str, path: Path, line: int) -> Any:
+    if text.startswith("[") and text.endswith("]"):
+        inner = text[1:-1].strip()
+        return [_scalar(each.strip(), path, line) for each in inner.split(",")] if inner else []
+    return _scalar(text, path, line) if text else None
+
+
+def _scalar(text: str, path: Path, line: int) -> str:
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return json.loads(text) if text[0] == '"' else text[1:-1]
+    if not _PLAIN.fullmatch(text):
+        raise _refuse(path, line, f"{text[:60]!r} is more YAML than a mapping needs")
+    return text
+
+
+def _from_lines(lines: list[_Line], path: Path) -> Iterator[Rule]:
+    section, section_indent, at = "", -1, 0
+    while at < len(lines):
+        line = lines[at]
+        if line.indent <= section_indent and not (line.is_item and line.indent - 2 >= section_indent):
+            section, section_indent = "", -1
+        if line.is_item:
+            block = [line]
+            while at + 1 < len(lines) and not lines[at + 1].is_item and lines[at + 1].indent == line.indent:
+                at += 1
+                block.append(lines[at])
+            yield _block({each.key: each.value for each in block}, line.number, section, path)
+        elif line.value is None:
+            if section:
+                raise _refuse(path, line.number, f"{line.key!r} is a section in a section")
+            section, section_indent = line.key, line.indent
+        else:
+            yield _pair(line.key, line.value, line.number, section, path)
+        at += 1
+
+
+def _from_document(document: Any, path: Path, section: str = "") -> Iterator[Rule]:
+    """The same from TOML or JSON, which have no lines any more."""
+    if isinstance(document, list):
+        for item in document:
+            if not isinstance(item, dict):
+                raise _refuse(path, 0, f"{str(item)[:60]!r} is no block of ms_api and pt_api")
+            yield _block(item, 0, section, path)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            if isinstance(value, (dict, list)):
+                if section:
+                    raise _refuse(path, 0, f"{key!r} is a section in a section")
+                yield from _from_document(value, path, key)
+            else:
+                yield _pair(key, value, 0, section, path)
+    else:
+        raise _refuse(path, 0, "it is no table of names")
+
+
+def _pair(left: str, right: Any, line: int, section: str, path: Path) -> Rule:
+    if not isinstance(right, str) or not left or not right:
+        raise _refuse(path, line, f"{left!r} has no name on the other side")
+    left, right = (each.removeprefix("Cell.").removeprefix("Module.") if section != DATA and not _DATA.fullmatch(each)
+                   else each for each in (left, right))  # fmt: skip
+    kind = section or (DATA if _DATA.fullmatch(left) else API if _is_api(left) else CELL)
+    if kind in (CELL, API, DATA):
+        return Rule(kind, left, right, line)
+    return Rule(LAYER, left, right.partition("(")[0], line, scope=section)
+
+
+def _is_api(name: str) -> bool:
+    prefix, dot, _ = name.partition(".")
+    return bool(dot) and prefix in API_PREFIXES
+
+
+def _block(block: dict[str, Any], line: int, section: str, path: Path) -> Rule:
+    """`ms_api`, `pt_api`, and which of their values correspond."""
+    known = {"ms_api", "pt_api", *(f"{side}_{each}" for side in ("ms", "pt") for each in _LISTS)}
+    if section not in ("", API) or set(block) - known:
+        odd = next(iter(set(block) - known), section)
+        raise _refuse(path, line, f"{odd!r} does not belong to a block of ms_api and pt_api")
+    left, right = block.get("ms_api"), block.get("pt_api")
+    if not isinstance(left, str) or not isinstance(right, str):
+        raise _refuse(path, line, "a block needs both ms_api and pt_api")
+    values: list[tuple[str, str]] = []
+    for name in _LISTS:
+        ours, theirs = block.get(f"ms_{name}") or [], block.get(f"pt_{name}") or []
+        if not isinstance(ours, list) or not isinstance(theirs, list) or len(ours) != len(theirs):
+            raise _refuse(path, line, f"ms_{name} and pt_{name} are no lists of the same length")
+        values += [(f"{_STEMS[name]}{x}", f"{_STEMS[name]}{y}") for x, y in zip(ours, theirs, strict=True)]
+    return Rule(API, left, right, line, values=tuple(values))
