@@ -46,12 +46,7 @@ NAMES: dict[str, str] = {
         StreamActive StreamRecv StreamSend StreamSwitch StringLength StringLower StringUpper TExt TensorDump
         TensorReport TensorShape TensorSummary TensorToList TensorToScalar TensorToTuple TileSize TopTypeof
         TraceGraph TransposeExtView TransposeView TupleToArray TupleToList TupleToTensor Unsqueeze UnstackExtView
-        UpdateOutputDeviceAddress UpdateState View ViewAs ViewDtype WhileLoop _MirrorOperator bit_and bit_or
-        bool_not bprop_cut call combine_optimizer identity inner_abs list_equal list_greater_equal
-        list_greater_than list_le list_lt list_setitem make_dict make_range make_slice mutable partial raise
-        random_cache sequence_len setattr shape_mul string_concat string_eq string_ge string_getitem string_gt
-        string_in string_le string_lt string_mul string_not tuple_equal tuple_greater_equal tuple_greater_than
-        tuple_le tuple_lt tuple_setitem
+        UpdateOutputDeviceAddress UpdateState View ViewAs ViewDtype WhileLoop
     """,
     "matmul": """
         Addbmm Addmm Addmv AllGatherMatmul AlltoAllAllGatherBatchMatMul Baddbmm BatchMatMul BatchMatMulExt
