@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, WantedFromCann
@@ -21,7 +21,10 @@ from windtunnel.errors import NoToolchain
 __all__ = ["MARKS_LIBRARY", "SOURCES", "build_stubs", "find_compiler"]
 
 MARKS_LIBRARY = "libwindtunnel_marks.so"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("cann_stubs.cc", "cann_stub_marks.cc"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("cann_stubs.cc", "cann_stub_marks.cc", "cann_stub_repairs.cc")
+)
+_MARKS = ("windtunnel_*", "_ZN9mindspore19ExecuteOrderTracker*")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300  # a compiler that takes longer than this for 1,000 empty functions will not finish
 _OPTIONS = "-std=c++14 -O1 -fPIC -shared -w -fno-builtin -Wl,-z,noexecstack -Wl,--build-id=none".split()
@@ -36,6 +39,8 @@ _OBJECT_BYTES = {
 _CONSTRUCTOR = re.compile(r"_ZN2ge(\d+)(\w+)")
 # These hand the object back, so that calls can be chained.
 _CHAINED = re.compile(r"_ZN2ge(?:8Operator|5Graph|10TensorDesc)")
+# An attribute is never there: ge::GRAPH_FAILED, and the caller's value stays.
+_ABSENT = re.compile(r"_ZNK2ge8Operator7GetAttrE")
 _DATA = ("_ZTV", "_ZTI", "_ZTS")
 
 
@@ -60,16 +65,23 @@ def build_stubs(wanted: WantedFromCann, folder: Path) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(wanted.cxx11_strings)}"
     generated = folder / "symbols.cc"
     generated.write_text("\n".join(_stub_lines(wanted.symbols)), encoding="utf-8")
-    behaviour, marks = map(str, SOURCES)
-    _compile(compiler, abi, libraries / CANN_LIBRARY, str(generated), behaviour)
-    _compile(compiler, abi, libraries / MARKS_LIBRARY, marks, "-ldl")
-    empty = folder / "empty.cc"
-    empty.touch()
+    behaviour, *marks = map(str, SOURCES)
+    _compile(
+        compiler, libraries / CANN_LIBRARY, abi, str(generated), behaviour, _only(folder, wanted.symbols)
+    )
+    _compile(compiler, libraries / MARKS_LIBRARY, abi, *marks, "-ldl", _only(folder, _MARKS))
     for name in wanted.libraries:
         if name != CANN_LIBRARY:
             # dlsym on a handle also looks in what the library needs, so a thin one offers every symbol.
             needs = ("-Wl,--no-as-needed", f"-L{libraries}", f"-l:{CANN_LIBRARY}", "-Wl,-rpath,$ORIGIN")
-            _compile(compiler, abi, libraries / name, "-nostdlib", str(empty), *needs)
+            _compile(compiler, libraries / name, "-nostdlib", "-x", "c++", os.devnull, "-x", "none", *needs)
+
+
+def _only(folder: Path, symbols: Iterable[str]) -> str:
+    """The linker's option to show nothing but these: a copy of std::string in our library is not for others."""
+    script = folder / "exports.map"
+    script.write_text("{ global: " + "; ".join(("none", *symbols)) + "; local: *; };\n", encoding="utf-8")
+    return f"-Wl,--version-script={script}"
 
 
 def _stub_lines(symbols: tuple[str, ...]) -> Iterator[str]:
@@ -89,6 +101,8 @@ def _body(name: str) -> str:
     n_bytes = _constructed_bytes(name)
     if n_bytes is not None:
         return f"for (int i = 0; i < {n_bytes}; ++i) self[i] = 0; return self;"
+    if _ABSENT.match(name):
+        return "return (void *)0xFFFFFFFFul;"
     return "return self;" if _CHAINED.match(name) else "return 0;"
 
 
@@ -102,8 +116,8 @@ def _constructed_bytes(name: str) -> int | None:
     return _OBJECT_BYTES.get(class_name, 0) if re.match(r"C[12]E", rest) else None
 
 
-def _compile(compiler: list[str], abi: str, output: Path, *arguments: str) -> None:
-    command = [*compiler, *_OPTIONS, abi, f"-Wl,-soname,{output.name}", "-o", str(output), *arguments]
+def _compile(compiler: list[str], output: Path, *arguments: str) -> None:
+    command = [*compiler, *_OPTIONS, f"-Wl,-soname,{output.name}", "-o", str(output), *arguments]
     try:
         done = subprocess.run(
             command,

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -179,4 +180,24 @@ EXPORTED const char *aclrtGetSocName() {
 
 // MindSpore prints what this returns when a call fails; it must be a text.
 EXPORTED const char *aclGetRecentErrMsg() { return "windtunnel's stub of CANN: there is no device here"; }
+
+EXPORTED int aclrtGetDevice(int32_t *device) {
+  *device = 0;
+  return 0;
+}
+
+// Parsed as numbers by the compiler of fused kernels (jit level O1).
+struct PackageVersion {
+  char whole[128];
+  char parts[4][64];  // major, minor, release, patch
+  char reserved[128];
+};
+
+EXPORTED int aclsysGetCANNVersion(int, PackageVersion *version) {
+  const char *parts[] = {"8", "5", "0", "0"};
+  *version = PackageVersion{};
+  std::strcpy(version->whole, "8.5.0");
+  for (int i = 0; i < 4; ++i) std::strcpy(version->parts[i], parts[i]);
+  return 0;
+}
 }

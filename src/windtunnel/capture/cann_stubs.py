@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -73,19 +74,43 @@ def stubs_for(
         return _temporary(mindspore_folder, home, error, tell)
     tell(f"making loader stubs for mindspore {version}, once")
     try:
-        _build(mindspore_folder, building / "cann")
+        _build(mindspore_folder, version, building / "cann")
         _move(building, home)
+    except OSError as error:
+        raise NoToolchain(
+            f"loader stubs could not be written to {home.parent}: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a folder with a few MB of room",
+        ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return CannStubs(home / "cann")
 
 
-def _build(mindspore_folder: Path, folder: Path) -> None:
+def _build(mindspore_folder: Path, version: str, folder: Path) -> None:
     build_stubs(wanted_from_cann(mindspore_folder), folder)
     (folder / "lib64").symlink_to("lib")
     package = folder / "py" / "hccl"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(_HCCL_PACKAGE, encoding="utf-8")
+    _check(plugin_of(mindspore_folder), version, CannStubs(folder))
+
+
+def _check(plugin: Path, version: str, stubs: CannStubs) -> None:
+    """Load the plugin in a process of its own, every symbol at once: better here than in the middle of a run."""
+    load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", load, str(plugin)],
+        env={**os.environ, **stubs.environment()},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+        raise NoToolchain(
+            f"{plugin.name} of mindspore {version} cannot be loaded with loader stubs: {said[-1]}",
+            hint=f"they were tried with mindspore {', '.join(TRIED_VERSIONS)}",
+        )
 
 
 def _move(building: Path, home: Path) -> None:
@@ -107,7 +132,7 @@ def _temporary(mindspore_folder: Path, home: Path, error: OSError, tell: Callabl
         tell(f"loader stubs are made for this run only: {home.parent} cannot be written ({error.strerror})")
         folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
         atexit.register(_remove_by_its_maker, folder, os.getpid())
-        _build(mindspore_folder, folder / "cann")
+        _build(mindspore_folder, version_of(mindspore_folder), folder / "cann")
         _temporary_homes[home] = folder
     return CannStubs(_temporary_homes[home] / "cann")
 
@@ -127,8 +152,8 @@ def _remove_stale(cache: Path) -> None:
 
 
 def _default_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "windtunnel" / "cann-stubs"
+    root = os.environ.get("XDG_CACHE_HOME", "")  # a relative one counts as none
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "windtunnel" / "cann-stubs"
 
 
 def version_of(mindspore_folder: Path) -> str:
