@@ -177,7 +177,7 @@ class CallWriter:
                 if self.selection.has_scope and not self.selection.wants(name, _backwards(parents)):
                     return
                 if self.has_structure_only:
-                    self.collector.put(step, name, [], None, parent, self.has_parents)
+                    self.put_backward(step, name, [], parent)
                     return
                 store = self.store_for(step, name)
                 if self.finder is not None:
@@ -192,11 +192,15 @@ class CallWriter:
                     pieces.append(', "output": ' if self.has_input else '"output": ')
                     self.elements.listed(pieces, grad_inputs, f"{name}.output", store)
                 pieces.append("}")
-                self.collector.put(step, name, pieces, None, parent, self.has_parents)
+                self.put_backward(step, name, pieces, parent)
             except Exception as error:
                 self.failed(error)
 
         return done
+
+    def put_backward(self, step: StepOutput, name: str, pieces: Pieces, parent: str | None) -> None:
+        """Write a backward entry that is complete."""
+        self.collector.put(step, name, pieces, None, parent, self.has_parents)
 
     def gradient(self, step: StepOutput, entry: str, key: str, gradient: Any) -> Pieces:
         """The text of a parameter's gradient, in a list of one as readers of dumps know it."""

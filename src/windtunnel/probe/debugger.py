@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +69,7 @@ class Debugger:
         self._watch = ConfigWatch(self.config.config_path) if has_switch else None
         self._tokens: TokenRange | None = None
         self._is_reported = False
+        self.last_model: Any = None  # the one that `start` was given last
         self.build()
         atexit.register(self.close)
 
@@ -98,6 +99,8 @@ class Debugger:
         """Begin to collect; nothing happens in steps and ranks that the config leaves out."""
         self._check(model, token_range, rank_id)
         check_scheduled_tokens(scheduled_tokens)
+        if model is not None:
+            self.last_model = model
         self._reload()
         if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
             return
@@ -150,6 +153,7 @@ class Debugger:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise UsageError(f"set_init_step({step!r}) is not a step", hint="give a whole number from 0 on")
         self._step = self._first_step = step
+        self._safely(self._move_step)
 
     @contextmanager
     def watch(self, model: Any = None, **options: Any) -> Iterator[None]:
@@ -244,6 +248,20 @@ class Debugger:
         step, (rank, _) = self.collector.step, self.rank_of(None)
         if step is not None and rank is not None and step.folder.path.name == f"proc{os.getpid()}":
             step.rename(step.folder.path.with_name(f"rank{rank}"))
+
+    def _move_step(self) -> None:
+        """A step that was begun before its number was known goes where it belongs, or is given up if not wanted."""
+        output = self.collector.step
+        if output is None:
+            return
+        if not self.config.wants_step(self._step):
+            self.stop()
+            self.step_over()
+            return
+        folder = output.folder.path
+        output.rename(folder.parent.with_name(f"step{self._step}") / folder.name)
+        with suppress(OSError):
+            folder.parent.rmdir()
 
     def _reload(self) -> None:
         """With dump_enable in the file, the file may be edited while the program runs; it is read between segments."""

@@ -1,0 +1,152 @@
+"""Level L1: every API the program calls, by thin functions that stand in for MindSpore's own while collecting.
+
+    ops.relu(x) ──> stand-in ──> name, selection ──> inputs ──> ops.relu itself ──> outputs, stack, nodes hooked
+
+MindSpore has no mode that sees its Python functions, so they are replaced, in their modules and wherever the program
+has imported them by name, and put back at `stop`. What an API calls inside is not recorded: one entry per call of the
+user. Code that MindSpore compiles must not see stand-ins, so they are taken away while it does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.mindspore_api_names import api_places
+from windtunnel.probe.mindspore_calls import CallWriter, OpenCall
+from windtunnel.probe.mindspore_quiet import Quiet
+from windtunnel.probe.scopes import Scopes
+
+__all__ = ["ApiStandIns", "recorded"]
+
+_MISSING = object()
+
+
+class ApiStandIns:
+    """Records the APIs called while it is installed."""
+
+    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, quiet: Quiet) -> None:
+        self.collector = collector
+        self.writer = writer
+        self.scopes = scopes
+        self.quiet = quiet
+        self.is_on = False
+        self._places: list[tuple[Any, str, Any, Callable]] | None = (
+            None  # where, name, what stood there, stand-in
+        )
+        self._borrowed: list[
+            tuple[dict, str, Any, Callable]
+        ] = []  # the same for names in the program's modules
+
+    def install(self, model: Any = None) -> None:
+        if self.is_on:
+            return
+        if self._places is None:
+            self._places = self._find()
+        for owner, name, _, stand_in in self._places:
+            setattr(owner, name, stand_in)
+        self._borrow()
+        self.is_on = True
+
+    def remove(self) -> None:
+        if not self.is_on:
+            return
+        self.is_on = False
+        for owner, name, original, stand_in in self._places or ():
+            if vars(owner).get(name) is not stand_in:
+                continue  # somebody else has put something there since
+            if original is _MISSING:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        for space, name, original, stand_in in self._borrowed:
+            if space.get(name) is stand_in:
+                space[name] = original
+        self._borrowed = []
+
+    def end_step(self) -> None:
+        """Nothing is left after stop."""
+
+    def _find(self) -> list[tuple[Any, str, Any, Callable]]:
+        found = []
+        for owner, name, prefix in api_places():
+            if not self.collector.selection.wants_api(prefix, name):
+                continue
+            own = vars(owner).get(name, _MISSING)
+            if isinstance(own, (staticmethod, classmethod)):
+                continue  # they make tensors of files and buffers
+            original = getattr(owner, name)
+            found.append((owner, name, own, recorded(self, original, f"{prefix}.{name}")))
+        return found
+
+    def _borrow(self) -> None:
+        """`from mindspore.ops import relu` in the program's own modules: they have the function, not its place."""
+        stand_ins = {
+            id(original): stand_in
+            for _, _, original, stand_in in self._places or ()
+            if _is_function(original)
+        }
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in _NOT_THE_PROGRAM or not isinstance(module, ModuleType):
+                continue
+            space = vars(module)
+            for key, value in list(space.items()):
+                stand_in = stand_ins.get(id(value))
+                if stand_in is not None and _is_function(value):
+                    self._borrowed.append((space, key, value, stand_in))
+                    space[key] = stand_in
+
+    def open(self, key: str, args: tuple, kwargs: dict) -> OpenCall | None:
+        """Begin to record a call; None if it is not wanted."""
+        step = self.collector.step
+        if step is None:
+            return None
+        call = f"{key}.{step.number(key)}."
+        return self.writer.open(step, f"{call}forward", f"{call}backward", self.scopes.names(), args, kwargs)
+
+
+def recorded(owner: Any, original: Callable, key: str) -> Callable:
+    """A function that does what `original` does and has `owner` record it as `key`."""
+    quiet, scopes, collector, writer = owner.quiet, owner.scopes, owner.collector, owner.writer
+
+    @functools.wraps(original)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if quiet.depth or scopes.is_quiet:
+            return original(*args, **kwargs)
+        quiet.depth += 1
+        try:
+            call = None
+            try:
+                call = owner.open(key, args, kwargs)
+            except Exception as error:
+                collector.guard(f"the inputs of {key}", error)
+            result = original(*args, **kwargs)
+            if call is not None:
+                try:
+                    writer.close(call, _waited_for(result))
+                except Exception as error:
+                    collector.guard(f"the outputs of {key}", error)
+            return result
+        finally:
+            quiet.depth -= 1
+
+    return stand_in
+
+
+def _waited_for(result: Any) -> Any:
+    """The result of a collective that goes on in the background has to be there before it is measured."""
+    if type(result) is tuple and len(result) == 2 and hasattr(result[1], "wait"):
+        result[1].wait()
+        return result[0]
+    return result
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, FunctionType)
+
+
+_NOT_THE_PROGRAM = frozenset(("mindspore", "windtunnel", "numpy", *sys.stdlib_module_names)) - {"__main__"}

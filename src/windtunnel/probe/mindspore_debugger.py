@@ -1,0 +1,67 @@
+"""PrecisionDebugger for MindSpore: its parts, what a model is, and who this process is.
+
+config ──> meter, elements, writer ──> parts of the level ──> `windtunnel.probe.debugger` puts them in place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import nn
+from mindspore.communication import GlobalComm, get_group_size, get_rank
+
+from windtunnel.probe.collector import Collector
+from windtunnel.probe.debugger import Debugger as AnyDebugger
+from windtunnel.probe.mindspore_calls import CallWriter
+from windtunnel.probe.mindspore_custom_apis import CustomApis
+from windtunnel.probe.mindspore_elements import Elements
+from windtunnel.probe.mindspore_parts import parts_for
+from windtunnel.probe.mindspore_points import PointWriter
+from windtunnel.probe.mindspore_statistics import MindSporeMeter
+from windtunnel.probe.scopes import Scopes
+
+__all__ = ["Debugger"]
+
+
+class Debugger(AnyDebugger):
+    """Collects what a program computes, as its config says. `windtunnel.mindspore.PrecisionDebugger` is its face."""
+
+    framework = "mindspore"
+    model_words = "mindspore.nn.Cell"
+    latest: Debugger | None = None  # for callbacks that are not given one
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.custom_apis = CustomApis()
+        super().__init__(*args, **kwargs)
+        Debugger.latest = self
+
+    def start(
+        self, model: Any = None, token_range: Sequence[int] | None = None, rank_id: int | None = None
+    ) -> None:
+        """Begin to collect; nothing happens in steps and ranks that the config leaves out.
+
+        Without a model the one that was given last is meant.
+        """
+        super().start(self.last_model if model is None else model, token_range, rank_id)
+
+    def build(self) -> None:
+        config = self.config
+        summary = "md5" if config.bench_path is not None else config.summary_mode  # found by checksum
+        self.meter = MindSporeMeter(summary, config.precision)
+        self.collector = Collector(config, self.meter.settle)
+        self.elements = Elements(self.meter, config.slices, config.async_dump)
+        self.writer = CallWriter(self.collector, self.elements)
+        self.scopes = Scopes()
+        self.points = PointWriter(self.collector, self.elements)
+        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
+
+    def is_model(self, item: Any) -> bool:
+        return isinstance(item, nn.Cell)
+
+    def rank_of(self, rank_id: int | None) -> tuple[int | None, int | None]:
+        if rank_id is not None:
+            return rank_id, None
+        if GlobalComm.INITED:
+            return get_rank(), get_group_size()
+        return None, None

@@ -1,0 +1,124 @@
+"""The autograd nodes that one call of MindSpore has made.
+
+    tensors that went in ──> their edges ─┐
+    tensors that came out ──> their nodes ┴──> nodes between
+
+MindSpore numbers its nodes as they are made, over all calls of a process; a call's own are newer than every node that
+was seen before it. What is done with them is the same in every framework: `windtunnel.probe.call_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor
+from mindspore.common import dtype
+
+from windtunnel.probe.call_gradients import Call as AnyCall
+
+__all__ = ["DIFFERENTIABLE", "Call", "Edges", "node_of", "running_node"]
+
+DIFFERENTIABLE = frozenset(
+    getattr(dtype, name)
+    for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+    if hasattr(dtype, name)
+)
+_LEAF = 2**64 - 1  # the sequence number of a node that accumulates into a leaf
+
+
+class _Seen:
+    """The newest node of this process that was ever looked at, and the one that a backward has run last."""
+
+    newest = -1
+    running = 0
+
+
+def running_node() -> int:
+    """The key of the hooked node that a backward has run last."""
+    return _Seen.running
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node that made a tensor; None if it has none or is a leaf (a parameter, an argument of the function)."""
+    node = tensor._grad_node
+    return None if node is None or node._sequence_nr() == _LEAF else node
+
+
+class Edges:
+    """Where gradients of the inputs will arrive; must be made before the call, for in-place calls move them."""
+
+    __slots__ = ("leaves", "n", "nodes", "since")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.n = len(tensors)
+        self.nodes: dict[
+            tuple[int, int], tuple[Any, list[int]]
+        ] = {}  # (key of node, output) -> node kept alive
+        self.leaves: dict[int, tuple[Any, list[int]]] = {}
+        for index, tensor in enumerate(tensors):
+            node = tensor._grad_node
+            if node is None or tensor.dtype not in DIFFERENTIABLE:
+                continue
+            number = node._sequence_nr()
+            if number == _LEAF:
+                self.leaves.setdefault(node._unique_id(), (node, []))[1].append(index)
+            else:
+                if number > _Seen.newest:
+                    _Seen.newest = number
+                key = node._unique_id(), tensor._output_index
+                self.nodes.setdefault(key, (node, []))[1].append(index)
+        self.since = _Seen.newest + 1
+
+
+class Call(AnyCall):
+    """The backward of one call of MindSpore."""
+
+    __slots__ = ()
+
+    def _outputs(self, outputs: Sequence[Tensor]) -> dict[int, Any]:
+        nodes: dict[int, Any] = {}
+        for index, tensor in enumerate(outputs):
+            node = node_of(tensor)
+            if node is None:
+                continue
+            _Seen.newest = max(_Seen.newest, node._sequence_nr())
+            key = node._unique_id()
+            nodes.setdefault(key, node)
+            self.outputs_of.setdefault(key, []).append((tensor._output_index, index))
+        return nodes
+
+    def _walk(self, edges: Edges, nodes: dict[int, Any]) -> None:
+        stack = list(nodes.items())
+        since, leaves, inner = edges.since, edges.leaves, edges.nodes
+        while stack:
+            mine, node = stack.pop()
+            if node._sequence_nr() < since:
+                continue  # made before the call: an input, or something the call took from elsewhere
+            for position, (target, nr) in enumerate(node.next_functions):
+                if target is None:
+                    continue
+                key, number = target._unique_id(), target._sequence_nr()
+                if number == _LEAF:
+                    found, number = leaves.get(key), -1
+                else:
+                    found = inner.get((key, nr))
+                if found is not None:
+                    self.edges_of.setdefault(mine, []).append((position, found[1]))
+                elif number >= since and key not in nodes:
+                    nodes[key] = target
+                    stack.append((key, target))
+        self.hand_on(edges)
+
+    def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
+        _Seen.running = key
+        super().ran(key, grad_inputs, grad_outputs)
+
+    def _last(self, nodes: dict[int, Any]) -> frozenset[int]:
+        """As always; if no input gets a gradient, the call is over when the first node that it made has run."""
+        if self.edges_of or not nodes:
+            return super()._last(nodes)
+        return frozenset((min(nodes, key=lambda key: nodes[key]._sequence_nr()),))
+
+    def _sum(self, one: Tensor, other: Tensor) -> Tensor:
+        return Tensor(one.asnumpy() + other.asnumpy())

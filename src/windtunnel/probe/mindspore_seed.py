@@ -1,0 +1,77 @@
+"""Take the randomness out of a MindSpore program, so that two runs of it can be compared.
+
+seed_all(1234, mode=True) ──> random, numpy, mindspore seeded; deterministic kernels and collectives
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+import numpy
+from mindspore import mint, ops
+
+from windtunnel.errors import UsageError
+
+__all__ = ["seed_all"]
+
+_LARGEST = 2**32 - 1
+
+
+def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
+    """Seed random, numpy and MindSpore; `mode` asks for deterministic kernels, `rm_dropout` turns dropout off.
+
+    Dropout is off in every layer that is made from here on.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _LARGEST:
+        raise UsageError(f"seed {seed!r} is no seed", hint=f"give a whole number from 0 to {_LARGEST}")
+    for name, value in (("mode", mode), ("rm_dropout", rm_dropout)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} is {value!r}", hint="give True or False")
+    random.seed(seed)
+    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
+    numpy.random.seed(seed)
+    mindspore.set_seed(seed)
+    if mode:
+        mindspore.set_context(deterministic="ON")
+        os.environ["HCCL_DETERMINISTIC"] = "true"
+    if rm_dropout:
+        _remove_dropout()
+
+
+def _remove_dropout() -> None:
+    """Change the classes themselves, so that names imported before are covered too."""
+    for kind in (ops.Dropout, ops.Dropout2D, ops.Dropout3D):
+        _fix_first(kind, "keep_prob", 1.0)
+    _fix_first(mint.nn.Dropout, "p", 0.0)
+    functional = mint.nn.functional
+    if not hasattr(functional.dropout, "_windtunnel_original"):
+        functional.dropout = _without(functional.dropout)
+
+
+def _fix_first(kind: type, name: str, value: float) -> None:
+    """Let the first argument of a class be `value`, whatever is given."""
+    original = kind.__init__
+    if hasattr(original, "_windtunnel_original"):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop(name, None)
+        original(self, value, *args[1:], **kwargs)
+
+    init._windtunnel_original = original
+    kind.__init__ = init
+
+
+def _without(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return original(input, 0.0, training, inplace)
+
+    dropout._windtunnel_original = original
+    return dropout
