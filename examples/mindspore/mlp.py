@@ -4,6 +4,7 @@ python examples/mindspore/mlp.py --batch-size 4096
 """
 
 import argparse
+from itertools import pairwise
 
 import mindspore as ms
 import numpy as np
@@ -38,7 +39,7 @@ class MLP(nn.Cell):
     def __init__(self):
         super().__init__()
         widths = [args.inputs] + [args.hidden] * args.layers
-        self.blocks = nn.CellList([Block(i, o) for i, o in zip(widths, widths[1:], strict=False)])
+        self.blocks = nn.CellList([Block(i, o) for i, o in pairwise(widths)])
         self.head = nn.Dense(args.hidden, args.classes)
 
     def construct(self, x):

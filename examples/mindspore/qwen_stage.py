@@ -8,6 +8,7 @@ stages is the number of cards divided by --tp. With the defaults and 4 cards, ca
 
 import argparse
 import math
+from itertools import compress
 
 import mindspore as ms
 from mindspore import Parameter, mint, nn, ops
@@ -28,7 +29,7 @@ parser.add_argument("--vocab", type=int, default=152064)
 parser.add_argument("--seq", type=int, default=10240)
 parser.add_argument("--micro-batches", type=int, default=3)
 parser.add_argument("--steps", type=int, default=2)
-parser.add_argument("--recompute", action="store_true", help="keep only each layer's input for the backward pass")
+parser.add_argument("--recompute", action="store_true", help="keep only the inputs of layers")
 args = parser.parse_args()
 
 EPSILON, ROPE_BASE, INIT_STD = 1e-6, 1e6, 0.01
@@ -45,6 +46,7 @@ STAGE, N_STAGES, TP_RANK = RANK // args.tp, WORLD // args.tp, RANK % args.tp
 TP_GROUPS = [dist.new_group(list(range(s * args.tp, (s + 1) * args.tp))) for s in range(N_STAGES)]
 TP_GROUP = TP_GROUPS[STAGE]
 IS_FIRST, IS_LAST = STAGE == 0, STAGE == N_STAGES - 1
+PREVIOUS, NEXT = None if IS_FIRST else RANK - args.tp, None if IS_LAST else RANK + args.tp
 
 
 # ---- tensor parallel communication ----------------------------------------------------------------------------------
@@ -182,6 +184,8 @@ class Norm(nn.Cell):
     def __init__(self, name):
         super().__init__()
         self.weight = weight_on_card(f"{name}.weight", (args.hidden,), fill=1.0)
+        # Each card sees only its part of the sequence, so the gradients of the group must be summed.
+        self.weight.seen_in_part = True
 
     def construct(self, x):
         return ops.rms_norm(x, self.weight, EPSILON)[0]
@@ -322,21 +326,25 @@ class MixedPrecisionAdam:
         self.n_steps = mint.zeros((1,), dtype=ms.float32)
 
     def step(self):
-        self._clip()
+        in_part = [hasattr(p, "seen_in_part") for p in self.parameters]
+        for grad in compress(self.gradients.views, in_part):
+            dist.all_reduce(grad, group=TP_GROUP)
+        self._clip(in_part)
         if self.moments is None:
             self.moments = [(mint.zeros_like(m), mint.zeros_like(m)) for m in self.masters]
         for parameter, master, (m, v), grad in zip(
             self.parameters, self.masters, self.moments, self.gradients.views, strict=True
         ):
-            self.adamw(
-                master, m, v, v, grad, self.n_steps, LEARNING_RATE, *BETAS, WEIGHT_DECAY, 1e-8, False, False
-            )
+            decay = WEIGHT_DECAY if parameter.ndim > 1 else 0.0
+            self.adamw(master, m, v, v, grad, self.n_steps, LEARNING_RATE, *BETAS, decay, 1e-8, False, False)
             parameter.copy_(master)
         self.n_steps.add_(1.0)
         self.gradients.storage.zero_()
 
-    def _clip(self):
-        squares = mint.sum(mint.stack([mint.norm(g) for g in self.gradients.views]) ** 2)
+    def _clip(self, in_part):
+        # Weights that every card of the group holds are counted once, by its first card.
+        mine = compress(self.gradients.views, [TP_RANK == 0 or not part for part in in_part])
+        squares = mint.sum(mint.stack([mint.norm(g) for g in mine]) ** 2)
         dist.all_reduce(squares)
         norm = mock(1.0, lambda: float(mint.sqrt(squares)))
         if norm > CLIP_NORM:
@@ -344,49 +352,84 @@ class MixedPrecisionAdam:
 
 
 class Pipeline:
-    """One step of micro-batches, one forward and one backward in turn (1F1B)."""
+    """One step of micro-batches in the order 1F1B: warm up, then one forward and one backward in turn, then drain."""
 
     def __init__(self, stage):
         self.stage = stage
         self.in_flight = []
-        self.losses = []
 
     def run(self, batches):
+        losses = []
         warm_up = min(N_STAGES - 1 - STAGE, len(batches))
-        for done, batch in enumerate(batches):
-            self._forward(*batch)
-            if done >= warm_up:
-                self._backward()
-        while self.in_flight:
-            self._backward()
-        losses, self.losses = self.losses, []
+        todo = iter(batches)
+        for _ in range(warm_up):
+            send(self._forward(receive(PREVIOUS), *next(todo)), NEXT)
+            self._forget_output()
+        x = receive(PREVIOUS) if len(batches) > warm_up else None
+        for left in reversed(range(len(batches) - warm_up)):
+            out = self._forward(x, *next(todo))
+            if IS_LAST:
+                losses.append(out)
+                grad = mint.full((), 1.0 / len(batches), dtype=out.dtype)
+            else:
+                grad = swap(out, NEXT)
+                self._forget_output()
+            del out
+            grad_x = self._backward(grad)
+            del grad
+            if left:
+                x = swap(grad_x, PREVIOUS)
+            else:
+                send(grad_x, PREVIOUS)
+        for _ in range(warm_up):
+            send(self._backward(receive(NEXT)), PREVIOUS)
         return losses
 
-    def _forward(self, tokens, labels):
-        x = tokens
-        if not IS_FIRST:
-            x = mint.empty((args.seq // args.tp, 1, args.hidden), dtype=ms.bfloat16)
-            dist.recv(x, RANK - args.tp)
+    def _forward(self, x, tokens, labels):
+        if IS_FIRST:
+            x = tokens
+        else:
             x.requires_grad_(True)
         out = self.stage(x, labels)
         self.in_flight.append((x, out))
-        if IS_LAST:
-            self.losses.append(out)
-        else:
-            dist.send(out, RANK + args.tp)
-            # The next stage has it now; only its place in the graph is needed here.
-            out.untyped_storage().resize_(0)
+        return out
 
-    def _backward(self):
+    def _forget_output(self):
+        """The next stage has the newest output now: only its place in the graph is still needed here."""
+        self.in_flight[-1][1].untyped_storage().resize_(0)
+
+    def _backward(self, grad):
         x, out = self.in_flight.pop(0)
-        if IS_LAST:
-            grad = mint.full((), 1.0 / args.micro_batches, dtype=out.dtype)
-        else:
-            grad = mint.empty(out.shape, dtype=out.dtype)
-            dist.recv(grad, RANK + args.tp)
         run_backward((out,), (grad,), False, False, None)
-        if not IS_FIRST:
-            dist.send(x._grad, RANK - args.tp)
+        return None if IS_FIRST else x._grad
+
+
+def receive(peer):
+    """Return one activation (or its gradient) from a neighbour; None where there is no neighbour."""
+    if peer is None:
+        return None
+    x = mint.empty((args.seq // args.tp, 1, args.hidden), dtype=ms.bfloat16)
+    dist.recv(x, peer)
+    return x
+
+
+def send(x, peer):
+    if peer is not None:
+        dist.send(x, peer)
+
+
+def swap(x, peer):
+    """Send to a neighbour and receive from it. Even stages send first, so that the two never wait for each other."""
+    if STAGE % 2 == 0:
+        send(x, peer)
+        return receive(peer)
+    incoming = receive(peer)
+    send(x, peer)
+    return incoming
+
+
+def mean(losses):
+    return float(sum(losses)) / len(losses)
 
 
 def main():
@@ -396,7 +439,7 @@ def main():
         parameters = stage.trainable_params()
         gradients = GradientBuffer(parameters)
         optimizer = MixedPrecisionAdam(parameters, gradients)
-    print(f"rank {RANK}: stage {STAGE} of {N_STAGES}, {sum(p.size for p in parameters):,} parameters", flush=True)
+    print(f"rank {RANK}: stage {STAGE} of {N_STAGES}, {gradients.storage.size:,} parameters", flush=True)
 
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
@@ -409,8 +452,8 @@ def main():
         losses = pipeline.run(batches)
         with ms._no_grad():
             optimizer.step()
-        loss = mock(0.0, lambda: float(sum(losses)) / len(losses)) if losses else None
-        print(f"rank {RANK}: step {step}, loss {loss}", flush=True)
+        loss = f"loss {mock(0.0, mean, losses):.3f}" if losses else "the loss is on the last stage"
+        print(f"rank {RANK}: step {step}, {loss}", flush=True)
 
 
 if __name__ == "__main__":

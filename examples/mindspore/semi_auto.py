@@ -18,7 +18,7 @@ from mindspore.utils.dryrun import mock
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=("semi_auto_parallel", "data_parallel"), default="semi_auto_parallel")
-parser.add_argument("--tp", type=int, help="cards that share a weight; default: 4, or all cards if there are fewer")
+parser.add_argument("--tp", type=int, help="cards that share a weight; default: 4, or all if fewer")
 parser.add_argument("--dp", type=int, help="cuts of the batch; default: cards / tp")
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--hidden", type=int, default=1024)

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import nn, ops
 from mindspore.common.initializer import initializer
 from mindspore.communication import get_group_size, get_rank, init
+from mindspore.mint.distributed import all_reduce
 from mindspore.utils.dryrun import mock
 
 parser = argparse.ArgumentParser()
@@ -60,8 +61,9 @@ class Attention(nn.Cell):
         k = ops.rotary_position_embedding(k.reshape(heads), cos, sin, 0).reshape(x.shape)
         # Sparse mode 2 is causal: it reads only this corner of the mask, whatever the length.
         y = ops.flash_attention_score(
-            q, k, v, args.heads, attn_mask=self.mask, scalar_value=HEAD_DIM**-0.5, input_layout="BSH", sparse_mode=2
-        )
+            q, k, v, args.heads,
+            attn_mask=self.mask, scalar_value=HEAD_DIM**-0.5, input_layout="BSH", sparse_mode=2,
+        )  # fmt: skip
         return ops.matmul(y, self.out)
 
 
@@ -114,14 +116,25 @@ class Loss(nn.Cell):
         return ops.cross_entropy(logits.reshape(-1, args.vocab), labels.reshape(-1))
 
 
+def average_in_place(gradients):
+    """Every card's mean gradient, one collective per tensor."""
+    for gradient in gradients:
+        all_reduce(gradient)
+        gradient.div_(CARDS)
+    return gradients
+
+
 class Step(nn.Cell):
-    """Forward, backward, sum of the gradients over all cards, update of the weights."""
+    """Forward, backward, mean of the gradients over all cards, update of the weights."""
 
     def __init__(self, loss, optimizer):
         super().__init__()
         self.optimizer = optimizer
         self.gradients_of = ms.value_and_grad(loss, None, optimizer.parameters)
-        self.reduce = nn.DistributedGradReducer(optimizer.parameters, mean=True, degree=CARDS)
+        if args.graph:
+            self.reduce = nn.DistributedGradReducer(optimizer.parameters, mean=True, degree=CARDS)
+        else:
+            self.reduce = average_in_place
 
     def construct(self, tokens, labels):
         loss, gradients = self.gradients_of(tokens, labels)
