@@ -102,7 +102,7 @@ def attention_of(signature: Signature) -> Attention | None:
     try:
         query, key, value = (spec.shape for spec in signature.inputs[first : first + 3])
         if layout == "npu":
-            return _npu_attention(query, key, arguments, n_products)
+            return _npu_attention(query, key, arguments, causal_at, n_products)
         if layout == "statistics":
             return _mindspore_attention(signature, n_products)
         if layout == "bhsd":
@@ -121,7 +121,7 @@ def attention_of(signature: Signature) -> Attention | None:
 
 
 def _npu_attention(
-    query: tuple[int, ...], key: tuple[int, ...], arguments: list[str], n_products: float
+    query: tuple[int, ...], key: tuple[int, ...], arguments: list[str], sparse_at: int, n_products: float
 ) -> Attention:
     """`head_num` and the layout are arguments; a compressed mask (sparse_mode 2 or more) is causal."""
     texts = [a for a in arguments if a not in ("_", "None")]
@@ -130,7 +130,8 @@ def _npu_attention(
     length, batch = _NPU_LAYOUTS[layout]
     n_sequences = query[batch] if batch >= 0 else 1
     width = query[-1] // n_heads if layout in ("BSH", "SBH") else query[-1]
-    is_causal = any(a.startswith("sparse_mode=") and a[12:] not in ("0", "1") for a in texts)
+    modes = [a[12:] for a in texts if a.startswith("sparse_mode=")] or arguments[sparse_at : sparse_at + 1]
+    is_causal = any(mode not in ("0", "1") for mode in modes)
     return Attention(n_heads * n_sequences, query[length], key[length], width, width, n_products, is_causal)
 
 
@@ -206,7 +207,7 @@ _ATTENTION: dict[str, tuple[int, int, str, int]] = {
     "_flash_attn_varlen_backward": (1, 13, "bshd", _BACKWARD),
     "flex_attention.forward": (0, 99, "bhsd", _FORWARD),
     "flex_attention.backward": (1, 99, "bhsd", _BACKWARD),
-    "npu_fusion_attention": (0, 99, "npu", _FORWARD),
+    "npu_fusion_attention": (0, 16, "npu", _FORWARD),
     "npu_fusion_attention_grad": (0, 99, "npu", _BACKWARD),
     "FlashAttentionScore": (0, 99, "statistics", _FORWARD),
     "FlashAttentionScoreGrad": (0, 99, "statistics", _BACKWARD),
