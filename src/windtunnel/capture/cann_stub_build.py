@@ -1,8 +1,9 @@
-"""Compile the loader stubs: one library with every symbol, one thin library per other soname, and the marker.
+"""Compile the loader stubs: one library with every symbol, one thin library per other soname, and two of our own.
 
 WantedFromCann ──> generated C++ + cann_stubs.cc ──> libascendcl.so
-                                                ├──> thin libraries that lead to it
-                    cann_stub_marks.cc ─────────┴──> libwindtunnel_marks.so
+                                                └──> thin libraries that lead to it
+cann_stub_marks.cc ────────────────────────────────> libwindtunnel_marks.so
+cann_stub_repairs.cc ──────────────────────────────> libwindtunnel_repairs.so
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from pathlib import Path
 from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, WantedFromCann
 from windtunnel.errors import NoToolchain
 
-__all__ = ["MARKS_LIBRARY", "SOURCES", "build_stubs", "find_compiler"]
+__all__ = ["MARKS_LIBRARY", "REPAIRS_LIBRARY", "SOURCES", "build_stubs", "find_compiler"]
 
 MARKS_LIBRARY = "libwindtunnel_marks.so"
+REPAIRS_LIBRARY = "libwindtunnel_repairs.so"
 SOURCES = tuple(
     Path(__file__).with_name(name) for name in ("cann_stubs.cc", "cann_stub_marks.cc", "cann_stub_repairs.cc")
 )
-_MARKS = ("windtunnel_*", "_ZN9mindspore19ExecuteOrderTracker*")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300  # a compiler that takes longer than this for 1,000 empty functions will not finish
-_OPTIONS = "-std=c++14 -O1 -fPIC -shared -w -fno-builtin -Wl,-z,noexecstack -Wl,--build-id=none".split()
+_OPTIONS = "-std=c++14 -O1 -fPIC -shared -w -fno-builtin -Wl,-z,noexecstack -Wl,--build-id=none -Wl,--as-needed".split()
 
 # What a constructor of these classes must set to zero: a smart pointer, in Operator behind the virtual table.
 # A class that is not here is only a registration and has no members.
@@ -65,11 +66,12 @@ def build_stubs(wanted: WantedFromCann, folder: Path) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(wanted.cxx11_strings)}"
     generated = folder / "symbols.cc"
     generated.write_text("\n".join(_stub_lines(wanted.symbols)), encoding="utf-8")
-    behaviour, *marks = map(str, SOURCES)
+    behaviour, marks, repairs = map(str, SOURCES)
     _compile(
         compiler, libraries / CANN_LIBRARY, abi, str(generated), behaviour, _only(folder, wanted.symbols)
     )
-    _compile(compiler, libraries / MARKS_LIBRARY, abi, *marks, "-ldl", _only(folder, _MARKS))
+    _compile(compiler, libraries / MARKS_LIBRARY, abi, marks, "-ldl", _only(folder, ["windtunnel_*"]))
+    _compile(compiler, libraries / REPAIRS_LIBRARY, abi, repairs, "-ldl", _only(folder, ["_ZN9mindspore*"]))
     for name in wanted.libraries:
         if name != CANN_LIBRARY:
             # dlsym on a handle also looks in what the library needs, so a thin one offers every symbol.
@@ -88,8 +90,6 @@ def _stub_lines(symbols: tuple[str, ...]) -> Iterator[str]:
     """C++ in which each name is a weak function of C: a mangled name is an identifier like any other."""
     yield 'extern "C" {'
     for name in symbols:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            continue
         if name.startswith(_DATA):
             yield f"__attribute__((weak)) void *{name}[32];"
             continue

@@ -3,8 +3,8 @@
 //   operators library ──> our ProcessPyboostCommOp ──> MindSpore's own, with no tensor missing
 //
 // In a dry run MindSpore lists every communication in execute_order/comm_execute_order.csv, and reads the shape of its
-// input and of its output. A receive has no input, a send may have no output. Loaded with RTLD_GLOBAL before MindSpore,
-// this function is found first; it lets the tensor that is there stand for the other one.
+// input and of its output. A receive has no input. Preloaded, this function is found first; it lets the tensor that is
+// there stand for the other one.
 
 #include <dlfcn.h>
 

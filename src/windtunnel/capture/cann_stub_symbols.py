@@ -8,6 +8,7 @@ Nothing is tied to one version: a new wheel asks for other names, and they are f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _OPENED = rb"/?lib64/lib\w{1,60}\.so"
 # Packages of their own, which MindSpore does without: a plugin library that needs one is left to fail to load,
 # as it does where CANN is installed without them.
 _ADD_ONS = ("libatb", "libacl_dvpp")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # what can be written down in C; a mangled name is one
 _SYSTEM_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 
@@ -77,7 +79,7 @@ def wanted_from_cann(mindspore_folder: Path) -> WantedFromCann:
     return WantedFromCann(
         machine=machine,
         libraries=tuple(sorted((others | opened | {CANN_LIBRARY}) - system.keys() - shipped.keys())),
-        symbols=tuple(sorted(linked | called)),
+        symbols=tuple(sorted(name for name in linked | called if _IDENTIFIER.fullmatch(name))),
         cxx11_strings=any("__cxx11" in name for name in linked),
     )
 

@@ -4,7 +4,7 @@
                                                                                  (used again by every later run)
 
 The stubs are our own code, made on the user's machine. They are only good for MindSpore's simulation levels 0 and 1,
-which never call the device. Neither the wheel nor the user's environment is changed: a run gets two variables.
+which never call the device. Neither the wheel nor the user's environment is changed: a run gets three variables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.capture.cann_stub_build import MARKS_LIBRARY, SOURCES, build_stubs
+from windtunnel.capture.cann_stub_build import MARKS_LIBRARY, REPAIRS_LIBRARY, SOURCES, build_stubs
 from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, plugin_of, wanted_from_cann
 from windtunnel.errors import NoToolchain
 
@@ -42,7 +42,11 @@ class CannStubs:
 
     def environment(self) -> dict[str, str]:
         """The variables a run needs, with what they hold already behind ours."""
-        ours = {"LD_LIBRARY_PATH": self.folder / "lib64", "PYTHONPATH": self.folder / "py"}
+        ours = {
+            "LD_LIBRARY_PATH": self.folder / "lib64",
+            "LD_PRELOAD": self.folder / "lib" / REPAIRS_LIBRARY,
+            "PYTHONPATH": self.folder / "py",
+        }
         return {
             name: os.pathsep.join(filter(None, (str(path), os.environ.get(name))))
             for name, path in ours.items()
