@@ -30,7 +30,9 @@ class Call:
     line: str = "File /home/me/train.py, line 7, in forward, \n y = f(x)"
 
 
-def tensor(value: np.ndarray, *, crc: bool = False, sketch: bool = True) -> dict[str, Any]:
+def tensor(
+    value: np.ndarray, *, crc: bool = False, sketch: bool = True, framework: str = "pytorch"
+) -> dict[str, Any]:
     """What our probe writes about an array."""
     found = array_statistics(value, crc=crc)
     head, tail = statistics_json(found)
@@ -45,6 +47,9 @@ def tensor(value: np.ndarray, *, crc: bool = False, sketch: bool = True) -> dict
     if not sketch:
         for key in ("sketch", "zero_count", "nan_count", "inf_count"):
             element.pop(key, None)
+    if framework == "mindspore":
+        element |= {"type": "mindspore.Tensor", "dtype": value.dtype.name.capitalize()}
+        del element["requires_grad"]
     return element
 
 
@@ -58,6 +63,7 @@ def write_dump(
     sketch: bool = True,
     files: bool = False,
     indent: int | None = None,
+    framework: str = "pytorch",
 ) -> Path:
     """Write one rank's folder. `files` also saves every tensor; `indent=1` is msProbe's layout."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +71,7 @@ def write_dump(
 
     def element(value: Any, stem: str) -> Any:
         if isinstance(value, np.ndarray):
-            found = tensor(value, crc=crc, sketch=sketch)
+            found = tensor(value, crc=crc, sketch=sketch, framework=framework)
             if files:
                 found["data_name"] = f"{stem}.pt"
                 path = folder / "dump_tensor_data" / f"{stem}.pt"
@@ -94,7 +100,7 @@ def write_dump(
                     key: element(value, f"{call.name}.parameters.{key}")
                     for key, value in call.parameters.items()
                 }
-    header = {"task": "statistics", "level": level, "framework": "pytorch", "dump_data_dir": None}
+    header = {"task": "statistics", "level": level, "framework": framework, "dump_data_dir": None}
     document = {**header, **(OURS if ours else {}), "data": data}
     (folder / "dump.json").write_text(json.dumps(document, indent=indent))
     (folder / "stack.json").write_text(

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import CorruptFile
+from windtunnel.probe.area_order import interleave
 from windtunnel.probe.dump_columns import Columns, Vocabulary
 from windtunnel.probe.dump_reader import DumpData
+from windtunnel.probe.dump_tree import EAGER, GRAPH
 from windtunnel.probe.match import Match
 from windtunnel.probe.shard_merge import COPIED, ODD_RANK, SPLIT, UNLIKE, Merged, Union, merge_shards, unite
 from windtunnel.probe.tensor_file import read_tensor
@@ -38,6 +40,17 @@ class Side:
     def stack_of(self, entry: str) -> tuple[str, ...]:
         return next((stack for rank in self.ranks if (stack := rank.stack_of(entry))), ())
 
+    def area_of(self, entry: str) -> str:
+        """The folder, graph or pynative, that has an entry; "" where there are none."""
+        if len(self.ranks) == 1:
+            return self.first.part.area
+        return next((rank.part.area for rank in self.ranks if entry in rank.columns.entries), "")
+
+    @property
+    def n_ranks(self) -> int:
+        """Eager and compiled code of a rank are one."""
+        return len({rank.part.order for rank in self.ranks})
+
     def parents(self) -> dict[str, str | None]:
         return {name: parent for rank in reversed(self.ranks) for name, parent in rank.parents.items()}
 
@@ -45,7 +58,10 @@ class Side:
 def make_side(ranks: tuple[DumpData, ...]) -> Side:
     if len(ranks) == 1:
         return Side(ranks, ranks[0].columns)
-    union = unite([rank.columns for rank in ranks])
+    areas = {rank.part.area: rank.columns.entries for rank in ranks}
+    is_one_rank = len(ranks) == len(areas) == 2
+    names = interleave(areas.get(EAGER, ()), areas.get(GRAPH, ())) if is_one_rank else None
+    union = unite([rank.columns for rank in ranks], names)
     return Side(ranks, union.columns, union)
 
 

@@ -127,7 +127,7 @@ def _compare(
     a, b = make_side(data_a), make_side(data_b)
     is_cross = is_of_two_frameworks(a, b)
     unlike, mapping_notes = unlike_sides(a, b, words, mapping)
-    is_divided = len(data_a) != len(data_b)
+    is_divided = a.n_ranks != b.n_ranks
     is_same_tool = a.first.is_ours == b.first.is_ours
     is_same_level = a.first.header.get("level") == b.first.header.get("level")
     is_same_area = {part.area for part in pair.a} == {part.area for part in pair.b}
@@ -150,7 +150,7 @@ def _compare(
     place, row_a, row_b = match.place[is_pair], match.row_a[is_pair], match.row_b[is_pair]
     sides = [neutral(side.columns, words) if is_cross else side.columns for side in (a, b)]
     numbers = pair_numbers(*sides, row_a, row_b, words, digests=is_same_tool and not is_cross)
-    if is_cross:
+    if is_cross or not is_same_tool:
         round_whole_numbers(numbers, (a.columns, b.columns), (row_a, row_b), words)
     role = (
         np.frombuffer(words.roles, np.int8)[a.columns.suffix[row_a]] if len(row_a) else np.zeros(0, np.int8)

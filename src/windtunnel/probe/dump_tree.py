@@ -16,10 +16,10 @@ from pathlib import Path
 from windtunnel.errors import UsageError
 from windtunnel.probe.journal import JOURNAL_NAME
 
-__all__ = ["DATA_FILES", "DumpPart", "PartPair", "find_parts", "pair_parts"]
+__all__ = ["DATA_FILES", "EAGER", "GRAPH", "DumpPart", "PartPair", "find_parts", "pair_parts"]
 
 DATA_FILES = ("dump.json", "debug.json")
-_AREAS = ("graph", "pynative")  # where a dump of compiled and of eager code is kept apart
+GRAPH, EAGER = "graph", "pynative"  # where a dump of compiled and of eager code is kept apart
 _STEP = re.compile(r"step(\d{1,12})")
 _RANK = re.compile(r"(rank|proc)(\d{1,12})")
 
@@ -104,7 +104,7 @@ def _below(path: Path) -> list[DumpPart]:
         if _RANK.fullmatch(child.name):
             part = _rank_folder(child)
             found += [part] if part is not None else []
-        elif _STEP.fullmatch(child.name) or child.name in _AREAS:
+        elif _STEP.fullmatch(child.name) or child.name in (GRAPH, EAGER):
             found += _below(child)
     return found
 
@@ -130,7 +130,7 @@ def _part_of(folder: Path, files: tuple[str, ...]) -> DumpPart:
     return DumpPart(
         folder,
         files,
-        area=above.name if above.name in _AREAS else "",
+        area=above.name if above.name in (GRAPH, EAGER) else "",
         step=int(step.group(1)) if step else None,
         rank=int(rank.group(2)) if rank and rank.group(1) == "rank" else None,
         order=int(rank.group(2)) if rank else 0,

@@ -74,7 +74,7 @@ def neutral(columns: Columns, words: Vocabulary) -> Columns:
 def round_whole_numbers(
     numbers: PairNumbers, sides: Sequence[Columns], rows: Sequence[np.ndarray], words: Vocabulary
 ) -> None:
-    """Take away what rounding puts into the mean and the norm of integers: each framework has its own way to them."""
+    """Take away what rounding puts into the mean and the norm of integers: each framework, or tool, has its own way."""
     is_exact = np.array([type_eps(name) == 0 for name in words.dtypes] or [False])
     chosen = numbers.error <= _WHOLE
     for columns, at in zip(sides, rows, strict=True):

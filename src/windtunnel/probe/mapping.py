@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from windtunnel.probe.entry_name import EntryName, parse_entry_name
@@ -41,92 +41,99 @@ class Mapping:
 NO_MAPPING = Mapping()
 
 
-@dataclass(slots=True)
 class OrientedMapping:
-    rules: tuple[Rule, ...]
-    is_turned: bool  # the left names are B's
-    used: set[Rule] = field(default_factory=set)
+    """Rules as two sides need them; remembers which of them something fitted."""
+
+    def __init__(self, rules: tuple[Rule, ...], *, is_turned: bool) -> None:
+        self.rules = rules
+        self._is_turned = is_turned  # the left names are B's
+        self._used: set[Rule] = set()
+        self._cells = {rule.left: rule for rule in rules if rule.kind == CELL}
+        self._apis = {rule.left: rule for rule in rules if rule.kind == API}
+        self._layers = [rule for rule in rules if rule.kind == LAYER]
+        self._data: dict[tuple[str, str], list[Rule]] = {}  # entries of both sides -> what is said of them
+        for rule in rules:
+            if rule.kind == DATA:
+                (left, _), (right, _) = _entry_and_suffix(rule)
+                self._data.setdefault((left, right), []).append(rule)
 
     def readers(self, entries: tuple[Sequence[str], Sequence[str]]) -> tuple[Reader, Reader]:
         """For A and B."""
-        names = [parse_entry_name(entry) for entry in entries[1 if self.is_turned else 0]]
+        names = [parse_entry_name(entry) for entry in entries[1 if self._is_turned else 0]]
         classes = {name.path: name.class_name for name in names if name.is_module}
-        whole = [_entry_and_suffix(rule) for rule in self.rules if rule.kind == DATA]
-        pairs = list(dict.fromkeys((left[0], right[0]) for left, right in whole))
-        left = partial(self._read_left, {one: str(n) for n, (one, _) in enumerate(pairs)}, classes)
-        right = partial(_read_told, {two: str(n) for n, (_, two) in enumerate(pairs)})
-        return (right, left) if self.is_turned else (left, right)
+        told = {left: (str(n), rules) for n, ((left, _), rules) in enumerate(self._data.items())}
+        left = partial(self._read_left, told, classes)
+        right = partial(_read_told, {right: str(n) for n, (_, right) in enumerate(self._data)})
+        return (right, left) if self._is_turned else (left, right)
 
     def told(self, a: Sequence[str], b: Sequence[str]) -> Told:
         """Which values of two entries a rule pairs."""
         by_entry: dict[tuple[str, str], dict[str, str]] = {}
         by_api: dict[tuple[str, str], dict[str, str]] = {}
+        for pair, rules in self._data.items():
+            values = [(suffix, other) for (_, suffix), (_, other) in map(_entry_and_suffix, rules)]
+            by_entry[pair] = {suffix: other for suffix, other in values if suffix and other}
         for rule in self.rules:
-            if rule.kind == DATA:
-                (one, suffix), (two, other) = _entry_and_suffix(rule)
-                if suffix and other:
-                    by_entry.setdefault((one, two), {})[suffix] = other
-            elif rule.values:
+            if rule.values:
                 by_api.setdefault((rule.left, rule.right), {}).update(rule.values)
 
         def find(i: int, j: int) -> dict[str, str]:
-            left, right = (b[j], a[i]) if self.is_turned else (a[i], b[j])
+            left, right = (b[j], a[i]) if self._is_turned else (a[i], b[j])
             found = by_entry.get((left, right)) or by_api.get((_api(left), _api(right))) or {}
-            return {y: x for x, y in found.items()} if self.is_turned else found
+            return {y: x for x, y in found.items()} if self._is_turned else found
 
         return find
 
     def unused(self) -> list[Rule]:
         """Rules that no entry fitted, once all were read."""
-        return [rule for rule in self.rules if rule not in self.used]
+        return [rule for rule in self.rules if rule not in self._used]
 
-    def _read_left(self, told: dict[str, str], classes: dict[str, str], entry: str) -> EntryName:
-        name = _read_told(told, entry)
-        if name.prefix == _TOLD:
-            self.used.update(
-                rule for rule in self.rules if rule.kind == DATA and _entry_and_suffix(rule)[0][0] == entry
-            )
-        elif name.is_module:
-            name = self._with_layers(self._with_cells(name), classes)
-        else:
-            for rule in self.rules:
-                if rule.kind == API and rule.left == f"{name.prefix}.{name.path}":
-                    self.used.add(rule)
-                    prefix, _, path = rule.right.partition(".")
-                    return replace(name, prefix=prefix, path=path)
-        return name
+    def _read_left(
+        self, told: dict[str, tuple[str, list[Rule]]], classes: dict[str, str], entry: str
+    ) -> EntryName:
+        if entry in told:
+            number, rules = told[entry]
+            self._used.update(rules)
+            return _read_told({entry: number}, entry)
+        name = parse_entry_name(entry)
+        if name.is_module:
+            return self._with_layers(self._with_cells(name), classes)
+        rule = self._apis.get(f"{name.prefix}.{name.path}")
+        if rule is None:
+            return name
+        self._used.add(rule)
+        prefix, _, path = rule.right.partition(".")
+        return replace(name, prefix=prefix, path=path)
 
     def _with_cells(self, name: EntryName) -> EntryName:
         """A rule for the whole name before rules for parts of it."""
         whole = f"{name.path}.{name.class_name}"
-        rules = [rule for rule in self.rules if rule.kind == CELL]
-        for rule in rules:
-            if rule.left in (whole, name.path):
-                self.used.add(rule)
-                path, _, class_name = (
-                    rule.right if rule.left == whole else f"{rule.right}.{name.class_name}"
-                ).rpartition(".")
-                return replace(name, path=path, class_name=class_name)
-        for rule in rules:
-            changed = f".{whole}.".replace(f".{rule.left}.", f".{rule.right}.", 1).strip(".")
-            if changed != whole:
-                self.used.add(rule)
-                whole = changed
+        if rule := self._cells.get(whole):
+            self._used.add(rule)
+            whole = rule.right
+        elif rule := self._cells.get(name.path):
+            self._used.add(rule)
+            whole = f"{rule.right}.{name.class_name}"
+        else:
+            for rule in self._cells.values():
+                changed = f".{whole}.".replace(f".{rule.left}.", f".{rule.right}.", 1).strip(".")
+                if changed != whole:
+                    self._used.add(rule)
+                    whole = changed
         path, _, class_name = whole.rpartition(".")
         return replace(name, path=path, class_name=class_name)
 
     def _with_layers(self, name: EntryName, classes: dict[str, str]) -> EntryName:
         """Children renamed by the class of the module that holds them."""
-        rules = [rule for rule in self.rules if rule.kind == LAYER]
-        if not rules:
+        if not self._layers:
             return name
         parts, found, at = name.path.split("."), [], 0
         while at < len(parts):
             scopes = (classes.get(".".join(parts[:at])),) if at else _TOP
-            for rule in rules:
+            for rule in self._layers:
                 size = rule.left.count(".") + 1
                 if rule.scope in scopes and ".".join(parts[at : at + size]) == rule.left:
-                    self.used.add(rule)
+                    self._used.add(rule)
                     found.append(rule.right)
                     at += size
                     break

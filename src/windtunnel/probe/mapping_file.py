@@ -31,10 +31,9 @@ _LARGEST = 1 << 24  # bytes: a mapping is written by hand or by a script, not by
 _LISTS = ("args", "output", "parameters", "parameters_grad")  # after ms_ and pt_
 _STEMS = {"args": "input.", "output": "output.", "parameters": "parameters.", "parameters_grad": ""}
 _DATA = re.compile(r".+\.(?:forward|backward|parameters_grad)(?:\..+)?|.+\.\d+\.debug(?:\..+)?")
-_PAIR = re.compile(
-    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^"'\s:#\[\]{},&*!|>%@`-][^#]*?|-[^\s#][^#]*?)\s*:(?:\s+(.*))?"""
-)
-_PLAIN = re.compile(r"[^\s\[\]{},&*!|>%@`\"'#:][^#]*?|")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
+_SPECIAL = "[]{}&*!|>%@`,\"'#?-"  # in front they begin what a mapping has no need of
+_LONGEST = 4096  # letters in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +102,20 @@ def _lines(text: str, path: Path) -> Iterator[_Line]:
             raise _refuse(path, number, "a tab indents it; YAML wants spaces")
         is_item = bare.startswith("- ")
         content = bare[2:].lstrip() if is_item else bare
-        match = _PAIR.fullmatch(_without_comment(content))
-        if match is None:
+        key, value = _split(_without_comment(content)) if len(raw) <= _LONGEST else ("", "")
+        if not key:
             raise _refuse(path, number, f"{bare[:60]!r} is no `left: right`")
-        key, value = match.groups()
         indent = len(line) - len(bare) + (2 if is_item else 0)
-        yield _Line(number, indent, is_item, _scalar(key, path, number), _value(value or "", path, number))
+        yield _Line(number, indent, is_item, _scalar(key, path, number), _value(value, path, number))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Key and value around the first colon that a space or the end follows; no key if there is none."""
+    quoted = _QUOTED.match(text)
+    start = quoted.end() if quoted else 0
+    at = f"{text} ".find(": ", start)
+    is_pair = at > 0 and (quoted is None or not text[start:at].strip())
+    return (text[:at].rstrip(), text[at + 1 :].strip()) if is_pair else ("", "")
 
 
 def _without_comment(text: str) -> str:
@@ -134,7 +141,7 @@ def _value(text: str, path: Path, line: int) -> Any:
 def _scalar(text: str, path: Path, line: int) -> str:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
         return json.loads(text) if text[0] == '"' else text[1:-1]
-    if not _PLAIN.fullmatch(text):
+    if text[:1] in _SPECIAL and text:
         raise _refuse(path, line, f"{text[:60]!r} is more YAML than a mapping needs")
     return text
 

@@ -49,9 +49,9 @@ class Merged:
     divisor: np.ndarray  # of a sum over the ranks
 
 
-def unite(ranks: Sequence[Columns]) -> Union:
-    """One list of entries in the order of the whole: pipeline stages forward in turn, backward in reverse."""
-    names = _ordered_names(ranks)
+def unite(ranks: Sequence[Columns], names: list[str] | None = None) -> Union:
+    """One list of entries in the order of the whole: as given, or pipeline stages forward in turn, backward in reverse."""
+    names = names or _ordered_names(ranks)
     index = {name: place for place, name in enumerate(names)}
     n_suffixes = int(max(columns.suffix.max(initial=0) for columns in ranks)) + 1
     keyed = []

@@ -213,8 +213,9 @@ def _divergence(
     dot_a, dot_b = (f".{suffix}" if suffix else "" for suffix in suffixes)
     rows = [row for at in range(max(0, place - _BEFORE), place) for row in _summary_row(found, at)]
     rows += item_rows(found, place) or [_call_row(found, place)]
+    area = found.a.area_of(name) or found.b.area_of(name_b)
     return Divergence(
-        found.pair.area, found.pair.step, found.pair.rank, place, name + dot_a, name_b + dot_b, kind, error,
+        area, found.pair.step, found.pair.rank, place, name + dot_a, name_b + dot_b, kind, error,
         _inputs(found, place), sentences, frames, _own_line(frames), tuple(rows),
     )  # fmt: skip
 
