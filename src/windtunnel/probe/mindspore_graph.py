@@ -1,0 +1,269 @@
+"""All that concerns static graphs for one debugger: which cells are watched in them, and where their values go.
+
+    start(model) ──> cells known ──> MindSpore compiles ──> their constructs tell the host, as long as the compiler reads
+    GRAPH_MODE: step… as ever     jit in PyNative: graph/step…, and pynative/step… for what runs outside
+
+A cell is changed only while the compiler reads it. What it has compiled keeps telling, and outside of wanted steps
+nobody listens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, nn
+from mindspore._c_expression import GraphExecutor_, JitExecutor_
+from mindspore.common.api import _pynative_executor
+
+from windtunnel.probe.collector import Collector, StepOutput
+from windtunnel.probe.mindspore_cells import named_cells, roots_of
+from windtunnel.probe.mindspore_graph_calls import GraphCalls, WatchedCell
+from windtunnel.probe.mindspore_graph_taps import gradient_hook, set_receiver, tapped_construct
+from windtunnel.probe.notice import tell
+
+__all__ = ["GraphCode", "has_jit", "is_graph_mode"]
+
+_NUMBERS = count()  # of watched cells; graphs that are compiled keep them, so none is used twice
+_COMPILED_MODULES = "MS_JIT_MODULES"
+
+
+class GraphCode:
+    """A part of the debugger: installed while collecting. `prepare` comes before the first graph is compiled."""
+
+    def __init__(self, collector: Collector, version: str) -> None:
+        self.collector = collector
+        self.version = version
+        self.area = ""  # folder of dynamic code below dump_path: "pynative" once compiled cells are known
+        self.calls = GraphCalls(collector, self._output)
+        self._has_cells = collector.config.level in ("L0", "mix")
+        self._roots: tuple[int, ...] = ()
+        self._cells: dict[int, nn.Cell] = {}
+        self._inside: set[int] = set()  # cells below a compiled one
+        self._is_on = self._is_patched = self._is_told = False
+        self._hooks: dict[int, Any] = {}  # parameter -> handle
+        self._compilers: list[tuple[Any, Callable]] = []
+        self._graph: StepOutput | None = None
+        self._n_before = 0
+
+    def prepare(self, model: Any) -> None:
+        """At every start, wanted or not: the first step compiles, whichever steps are collected."""
+        roots = tuple(id(root) for _, root in roots_of(model))
+        if not self._has_cells or not roots or roots == self._roots:
+            return
+        is_first, self._roots = not self._roots, roots
+        compiled = [
+            cell for _, root in roots_of(model) for _, cell in root.cells_and_names() if has_jit(cell)
+        ]
+        self._inside = {id(below) for cell in compiled for path, below in cell.cells_and_names() if path}
+        if is_first and not is_graph_mode():
+            self.area = "pynative" if compiled else ""
+        known = {id(cell) for cell in self._cells.values()}
+        for name, cell in named_cells(model):
+            if id(cell) not in known and not _is_left_out(cell):
+                number = next(_NUMBERS)
+                self._cells[number] = cell
+                self.calls.cells[number] = _watched(name, cell)
+        _let_compiler_read_us()
+        set_receiver(self.calls.receive)
+        self._patch()
+
+    def handles(self, cell: nn.Cell) -> bool:
+        """Whether a cell runs only inside graphs, so that hooks of dynamic code have no place on it."""
+        return is_graph_mode() or id(cell) in self._inside
+
+    def install(self, model: Any = None) -> None:
+        self._is_on = True
+        self._n_before = self.calls.n_noted
+        if not is_graph_mode() and "backward" in self.collector.config.data_mode:
+            self._hook_parameters()
+
+    def _hook_parameters(self) -> None:
+        """Of compiled cells: in PyNative mode the gradients of their parameters are summed outside of graphs."""
+        for number, cell in self._cells.items():
+            if id(cell) in self._inside or has_jit(cell):
+                for value in _parameters(cell).values():
+                    if value.requires_grad and id(value) not in self._hooks:
+                        hook = gradient_hook(number, _last(value.name))
+                        self._hooks[id(value)] = value.register_hook(hook)
+
+    def remove(self) -> None:
+        if self._is_on and self._has_cells:
+            _wait_for_graphs()
+            self.calls.write_backward()
+        self._is_on = False
+        if self._graph is not None:
+            self._graph.store.drain()
+            self._graph.folder.flush()
+
+    def end_step(self) -> None:
+        if self._has_cells:
+            _wait_for_graphs()
+        self.calls.end_step()
+        if is_graph_mode() and self._cells and self.calls.n_noted == self._n_before and not self._is_told:
+            self._is_told = True
+            tell(
+                f"no graph has run with the {len(self._cells)} cells of the model in it, so nothing was collected: call "
+                "start(model) before the first step, for what is compiled by then stays as it is"
+            )
+        hooks, self._hooks = self._hooks, {}
+        for hook in hooks.values():
+            hook.remove()
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            graph.is_open = False
+            graph.store.drain()
+            graph.folder.close()
+
+    def close(self) -> None:
+        """MindSpore compiles as ever again."""
+        if self._is_patched:
+            self._is_patched = False
+            for executor, compile_graph in self._compilers:
+                executor.compile = compile_graph
+            set_receiver(None)
+
+    def rename(self, name: str) -> None:
+        """The rank became known after the folder was made."""
+        if self._graph is not None:
+            self._graph.rename(self._graph.folder.path.with_name(name))
+
+    def _output(self) -> StepOutput | None:
+        if not self._is_on or self.collector.step is None:
+            return None
+        if is_graph_mode():
+            return self.collector.step
+        if self._graph is None:
+            self._graph = self._open_graph(self.collector.step)
+        return self._graph
+
+    def _open_graph(self, step: StepOutput) -> StepOutput:
+        config, place = self.collector.config, step.folder.path
+        folder = config.dump_path / "graph" / place.parent.name / place.name
+        wants_tensors = config.task == "tensor" or bool(config.tensor_list)
+        return StepOutput(config, folder, self.version, wants_tensors)
+
+    def _patch(self) -> None:
+        if self._is_patched:
+            return
+        self._is_patched = True
+        self._compilers = [(executor, executor.compile) for executor in (GraphExecutor_, JitExecutor_)]
+        for executor, compile_graph in self._compilers:
+            executor.compile = self._watched_compile(compile_graph)
+
+    def _watched_compile(self, compile_graph: Callable) -> Callable:
+        def compile_watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as taps:
+                try:
+                    taps.enter_context(self._taps())
+                except Exception as error:
+                    self.collector.guard("the cells of a graph", error)
+                return compile_graph(executor, *args, **kwargs)
+
+        return compile_watched
+
+    @contextmanager
+    def _taps(self) -> Iterator[None]:
+        """The constructs of the cells as the compiler shall read them."""
+        has_gradients = "backward" in self.collector.config.data_mode
+        with ExitStack() as undo:
+            for number, cell in self._cells.items():
+                parameters = _parameters(cell)
+                own = cell.__dict__.get("construct")  # a construct of this one cell, if the user has set one
+                inner = cell.construct
+                names = {attribute: _last(value.name) for attribute, value in parameters.items()}
+                tapped = tapped_construct(inner, number, names, has_gradients)
+                _set_construct(cell, tapped.__get__(cell, type(cell)))
+                undo.callback(_set_construct, cell, own)
+                undo.callback(_hide_hooks(cell))
+                if has_gradients:
+                    for attribute, value in parameters.items():
+                        if value.requires_grad and id(value) not in self._hooks:
+                            handle = value.register_hook(gradient_hook(number, names[attribute]))
+                            undo.callback(handle.remove)
+            yield
+
+
+def is_graph_mode() -> bool:
+    """Whether everything is compiled."""
+    return ms.get_context("mode") == ms.GRAPH_MODE
+
+
+def has_jit(cell: nn.Cell) -> bool:
+    """Whether the construct of a cell is compiled when it is called in PyNative mode."""
+    return getattr(cell.construct, "__wrapped_by_jit__", False)
+
+
+def _watched(name: str, cell: nn.Cell) -> WatchedCell:
+    parameters = _parameters(cell)
+    names = tuple(_last(value.name) for value in parameters.values())
+    trainable = tuple(_last(value.name) for value in parameters.values() if value.requires_grad)
+    return WatchedCell(name, names, trainable, _frames(cell))
+
+
+def _parameters(cell: nn.Cell) -> dict[str, Parameter]:
+    return {attribute: value for attribute, value in cell._params.items() if value is not None}
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _frames(cell: nn.Cell) -> tuple[str, ...]:
+    """Where the construct is written: a graph has no stack of Python when it runs."""
+    function = inspect.unwrap(type(cell).construct)
+    code = getattr(function, "__code__", None)
+    return () if code is None else (f"File {code.co_filename}, line {code.co_firstlineno}, in construct",)
+
+
+def _is_left_out(cell: nn.Cell) -> bool:
+    """Cells that are no layers: optimizers, and what MindSpore makes for itself."""
+    return isinstance(cell, nn.Optimizer) or type(cell).__name__.startswith("_")
+
+
+def _set_construct(cell: nn.Cell, construct: Callable | None) -> None:
+    if construct is None:
+        cell.__dict__.pop("construct", None)
+    else:
+        object.__setattr__(cell, "construct", construct)
+
+
+def _hide_hooks(cell: nn.Cell) -> Callable[[], None]:
+    """Take our hooks for dynamic code off a cell, for the compiler would read them; the result puts them back."""
+    hidden: list[tuple[Any, Sequence]] = []
+    for hooks in (cell._forward_pre_hook, cell._forward_hook):
+        if any(_is_ours(hook) for hook in hooks.values()):
+            before = list(hooks.items())
+            hidden.append((hooks, before))
+            for key, hook in before:
+                if _is_ours(hook):
+                    del hooks[key]
+
+    def put_back() -> None:
+        for hooks, before in hidden:
+            hooks.clear()
+            hooks.update(before)
+
+    return put_back
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("windtunnel.")
+
+
+def _let_compiler_read_us() -> None:
+    """Functions of installed packages are called, not compiled, unless their package is named here."""
+    named = [name for name in os.environ.get(_COMPILED_MODULES, "").split(",") if name]
+    if "windtunnel" not in named:
+        os.environ[_COMPILED_MODULES] = ",".join([*named, "windtunnel"])
+
+
+def _wait_for_graphs() -> None:
+    _pynative_executor.sync()
+    if ms.get_context("device_target") != "CPU":  # where a graph has run when its call returns
+        ms.runtime.synchronize()
