@@ -17,17 +17,18 @@ from itertools import count
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, nn
-from mindspore._c_expression import GraphExecutor_, JitExecutor_
+from mindspore import Parameter, Tensor, nn
 from mindspore.common.api import _pynative_executor
 
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.mindspore_cells import named_cells, roots_of
 from windtunnel.probe.mindspore_graph_calls import GraphCalls, WatchedCell
-from windtunnel.probe.mindspore_graph_taps import gradient_hook, set_receiver, tapped_construct
+from windtunnel.probe.mindspore_graph_compilers import BytecodeOff, CompileWatch, has_jit, is_graph_mode
+from windtunnel.probe.mindspore_graph_taps import Place, gradient_hook, set_receiver, tapped_construct
+from windtunnel.probe.mindspore_statistics import host_array, plain_array
 from windtunnel.probe.notice import tell
 
-__all__ = ["GraphCode", "has_jit", "is_graph_mode"]
+__all__ = ["GraphCode"]
 
 _NUMBERS = count()  # of watched cells; graphs that are compiled keep them, so none is used twice
 _COMPILED_MODULES = "MS_JIT_MODULES"
@@ -45,14 +46,22 @@ class GraphCode:
         self._roots: tuple[int, ...] = ()
         self._cells: dict[int, nn.Cell] = {}
         self._inside: set[int] = set()  # cells below a compiled one
-        self._is_on = self._is_patched = self._is_told = False
-        self._hooks: dict[int, Any] = {}  # parameter -> handle
-        self._compilers: list[tuple[Any, Callable]] = []
+        self._is_on = self._is_told = False
+        self._compiling = CompileWatch(
+            self._taps, lambda error: collector.guard("the cells of a graph", error)
+        )
+        self._bytecode = BytecodeOff()
+        self._hooks: dict[int, tuple[Callable, Any]] = {}  # parameter -> hook for dynamic code, handle
         self._graph: StepOutput | None = None
         self._n_before = 0
 
     def prepare(self, model: Any) -> None:
         """At every start, wanted or not: the first step compiles, whichever steps are collected."""
+        if is_graph_mode() and self.collector.config.level in ("L1", "debug"):
+            self._tell_once(
+                f"level {self.collector.config.level} sees nothing inside graphs, and in GRAPH_MODE all is inside: "
+                'set "level": "L0" for cells, "L2" for kernels'
+            )
         roots = tuple(id(root) for _, root in roots_of(model))
         if not self._has_cells or not roots or roots == self._roots:
             return
@@ -71,7 +80,7 @@ class GraphCode:
                 self.calls.cells[number] = _watched(name, cell)
         _let_compiler_read_us()
         set_receiver(self.calls.receive)
-        self._patch()
+        self._compiling.install()
 
     def handles(self, cell: nn.Cell) -> bool:
         """Whether a cell runs only inside graphs, so that hooks of dynamic code have no place on it."""
@@ -80,8 +89,10 @@ class GraphCode:
     def install(self, model: Any = None) -> None:
         self._is_on = True
         self._n_before = self.calls.n_noted
-        if not is_graph_mode() and "backward" in self.collector.config.data_mode:
-            self._hook_parameters()
+        if self._has_cells and not is_graph_mode():
+            self._bytecode.install()
+            if "backward" in self.collector.config.data_mode:
+                self._hook_parameters()
 
     def _hook_parameters(self) -> None:
         """Of compiled cells: in PyNative mode the gradients of their parameters are summed outside of graphs."""
@@ -89,14 +100,26 @@ class GraphCode:
             if id(cell) in self._inside or has_jit(cell):
                 for value in _parameters(cell).values():
                     if value.requires_grad and id(value) not in self._hooks:
-                        hook = gradient_hook(number, _last(value.name))
-                        self._hooks[id(value)] = value.register_hook(hook)
+                        hook = self._eager_hook(number, _last(value.name))
+                        self._hooks[id(value)] = hook, value.register_hook(hook)
+
+    def _eager_hook(self, number: int, name: str) -> Callable:
+        def hook(gradient: Tensor) -> Tensor:
+            array = host_array(gradient)
+            if array is not None:
+                kind = "bfloat16" if array.dtype.name == "bfloat16" else "tensor"
+                place = Place(number, f"parameters.{name}", kind)
+                self.calls.receive("backward", 0, place, plain_array(array))
+            return gradient
+
+        return hook
 
     def remove(self) -> None:
         if self._is_on and self._has_cells:
             _wait_for_graphs()
             self.calls.write_backward()
         self._is_on = False
+        self._bytecode.remove()
         if self._graph is not None:
             self._graph.store.drain()
             self._graph.folder.flush()
@@ -105,15 +128,14 @@ class GraphCode:
         if self._has_cells:
             _wait_for_graphs()
         self.calls.end_step()
-        if is_graph_mode() and self._cells and self.calls.n_noted == self._n_before and not self._is_told:
-            self._is_told = True
-            tell(
+        if is_graph_mode() and self._cells and self.calls.n_noted == self._n_before:
+            self._tell_once(
                 f"no graph has run with the {len(self._cells)} cells of the model in it, so nothing was collected: call "
                 "start(model) before the first step, for what is compiled by then stays as it is"
             )
         hooks, self._hooks = self._hooks, {}
-        for hook in hooks.values():
-            hook.remove()
+        for _, handle in hooks.values():
+            handle.remove()
         graph, self._graph = self._graph, None
         if graph is not None:
             graph.is_open = False
@@ -122,16 +144,21 @@ class GraphCode:
 
     def close(self) -> None:
         """MindSpore compiles as ever again."""
-        if self._is_patched:
-            self._is_patched = False
-            for executor, compile_graph in self._compilers:
-                executor.compile = compile_graph
+        if self._roots:
+            self._roots = ()
+            self._compiling.remove()
+            self._bytecode.remove()
             set_receiver(None)
 
     def rename(self, name: str) -> None:
         """The rank became known after the folder was made."""
         if self._graph is not None:
             self._graph.rename(self._graph.folder.path.with_name(name))
+
+    def _tell_once(self, sentence: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            tell(sentence)
 
     def _output(self) -> StepOutput | None:
         if not self._is_on or self.collector.step is None:
@@ -147,25 +174,6 @@ class GraphCode:
         folder = config.dump_path / "graph" / place.parent.name / place.name
         wants_tensors = config.task == "tensor" or bool(config.tensor_list)
         return StepOutput(config, folder, self.version, wants_tensors)
-
-    def _patch(self) -> None:
-        if self._is_patched:
-            return
-        self._is_patched = True
-        self._compilers = [(executor, executor.compile) for executor in (GraphExecutor_, JitExecutor_)]
-        for executor, compile_graph in self._compilers:
-            executor.compile = self._watched_compile(compile_graph)
-
-    def _watched_compile(self, compile_graph: Callable) -> Callable:
-        def compile_watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as taps:
-                try:
-                    taps.enter_context(self._taps())
-                except Exception as error:
-                    self.collector.guard("the cells of a graph", error)
-                return compile_graph(executor, *args, **kwargs)
-
-        return compile_watched
 
     @contextmanager
     def _taps(self) -> Iterator[None]:
@@ -183,20 +191,20 @@ class GraphCode:
                 undo.callback(_hide_hooks(cell))
                 if has_gradients:
                     for attribute, value in parameters.items():
-                        if value.requires_grad and id(value) not in self._hooks:
-                            handle = value.register_hook(gradient_hook(number, names[attribute]))
-                            undo.callback(handle.remove)
+                        if value.requires_grad:
+                            self._swap_hook(undo, value, gradient_hook(number, names[attribute]))
             yield
 
+    def _swap_hook(self, undo: ExitStack, value: Parameter, hook: Callable) -> None:
+        """The compiler reads a hook that goes into the graph, and not the one for dynamic code."""
+        eager = self._hooks.get(id(value))
+        if eager is not None:
+            eager[1].remove()
+            undo.callback(self._hook_again, value, eager[0])
+        undo.callback(value.register_hook(hook).remove)
 
-def is_graph_mode() -> bool:
-    """Whether everything is compiled."""
-    return ms.get_context("mode") == ms.GRAPH_MODE
-
-
-def has_jit(cell: nn.Cell) -> bool:
-    """Whether the construct of a cell is compiled when it is called in PyNative mode."""
-    return getattr(cell.construct, "__wrapped_by_jit__", False)
+    def _hook_again(self, value: Parameter, hook: Callable) -> None:
+        self._hooks[id(value)] = hook, value.register_hook(hook)
 
 
 def _watched(name: str, cell: nn.Cell) -> WatchedCell:

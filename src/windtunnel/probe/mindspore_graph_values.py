@@ -27,19 +27,15 @@ class GraphValues:
         self.is_xor = summary_mode == "xor"
 
     def tensor(self, array: np.ndarray, is_bfloat16: bool, stem: str, store: TensorStore | None) -> str:
-        """One tensor as text, its bytes in a file if there is a store. A bfloat16 one comes as float32."""
+        """One tensor as text, its bytes in a file if there is a store. A bfloat16 one comes, and is kept, as float32."""
         dtype = "BFloat16" if is_bfloat16 else _dtype(array.dtype)
         text = f'{{"type": "mindspore.Tensor", "dtype": "{dtype}", "shape": {[*array.shape]}'
-        bits = _bfloat16_bits(array) if is_bfloat16 else array
-        stats = (
-            array_xor(bits) if self.is_xor else array_statistics(bits, crc=self.is_md5, bfloat16=is_bfloat16)
-        )
+        stats = array_xor(array) if self.is_xor else array_statistics(array, crc=self.is_md5)
         last = ""
         if not self.is_xor:
             first, last = statistics_json(stats)
             text += f", {first}"
         if store is not None:
-            # numpy has no bfloat16, and float32 holds it exactly
             plain = np.ascontiguousarray(array)
             name = store.save(stem, memoryview(plain), plain.dtype.name, array.shape)
             text += f', "data_name": {quote(name)}' if name else ""
@@ -81,10 +77,6 @@ def _render(tree: dict[str, Any], is_list: bool) -> str:
 
 def _is_listed(tree: dict[str, Any]) -> bool:
     return all(key.isdecimal() for key in tree)
-
-
-def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
-    return (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _dtype(dtype: np.dtype) -> str:
