@@ -130,3 +130,16 @@ def test_a_rank_with_more_to_send():
     waits = time(1.0, peers_seconds={"world": 0.25})
     found = ranks(waits, time(1.0, exposed_seconds={"dp": 0.25}), waits)
     assert slowest_why(found, found[1]).startswith("it has data under way 250.0 ms longer")
+
+
+def test_what_would_help_is_in_the_words_of_the_framework():
+    waiting = time(1.0, host_seconds=9.0)
+    assert bound_by(waiting, COMPUTING).endswith(
+        "larger batches, torch.compile or CUDA graphs would make it shorter."
+    )
+    text = bound_by(waiting, COMPUTING, framework="mindspore")
+    assert text.endswith(
+        "larger batches, or compiling the step (mindspore.jit, GRAPH_MODE), would make it shorter."
+    )
+    same = bound_by(time(10.0), COMPUTING, framework="mindspore")
+    assert same == bound_by(time(10.0), COMPUTING)

@@ -10,13 +10,14 @@ import pytest
 from tests.timing.fixed_costs import recording_of
 from tests.timing.signatures import spec
 from windtunnel.devices import find_device
-from windtunnel.events.model import Alloc, Op, Role, Signature, TensorSpec
+from windtunnel.events.model import Alloc, Op, Phase, Role, Signature, TensorSpec
 from windtunnel.timing.flops import attention_of, flops_of
 from windtunnel.timing.op_classes import OpClass, class_of, is_known
 from windtunnel.timing.op_cost import Basis
 from windtunnel.timing.roofline import roofline_of
 from windtunnel.timing.roofline_bytes import bytes_moved
 from windtunnel.timing.roofline_matmul import Product, products_of
+from windtunnel.timing.row_costs import row_costs
 from windtunnel.timing.step_profile import tokens_of
 
 PRIMITIVES = (Path(__file__).parent / "data" / "mindspore_primitives.txt").read_text(encoding="utf-8").split()
@@ -381,3 +382,12 @@ def test_tokens_are_looked_up_in_a_table_of_weights():
     assert tokens(recorded([gather, routed], roles)) == 256
     assert tokens(recorded([routed], roles)) == 77
     assert tokens(recorded([across], roles)) == 0
+
+
+def test_a_compiled_graphs_backward_is_asked_for_like_its_forward():
+    x, w, y = spec(64, 32), spec(32, 16), spec(64, 16)
+    ops = [Op(0, 0), Op(1, 0, phase=Phase.BACKWARD)]
+    eager = row_costs(recording_of(ops, [ms("MatMul", [x, w], [y])]), roofline_of(ASCEND))
+    graph = row_costs(recording_of(ops, [ms("MatMul", [x, w], [y])], is_graph=True), roofline_of(ASCEND))
+    assert eager.host_seconds[1] > eager.host_seconds[0] == graph.host_seconds[0] == graph.host_seconds[1]
+    assert eager.seconds.tolist() == graph.seconds.tolist()

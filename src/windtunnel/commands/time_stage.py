@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.cluster.data_shards import n_data_shards, shared_groups
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
-from windtunnel.cluster.step_time import WorldTime, time_of
+from windtunnel.cluster.step_time import RankTime, WorldTime, time_of
 from windtunnel.cluster.timeline import WorldTimeline, replay_world
 from windtunnel.commands.call_times import call_seconds
 from windtunnel.commands.cost_source import cost_source
@@ -159,9 +159,13 @@ def _summary(
         peers_seconds=_mean([rank.peers_seconds for rank in time.ranks.values()], n),
         slowest_rank=slowest.rank if slowest is not None else None,
         slowest_why=slowest_why(time.ranks, slowest) if slowest is not None else "",
-        bound_by=bound_by(slowest, shown, is_cpu=request.device.kind == "cpu") if slowest and shown else "",
+        bound_by=_bound_by(request, slowest, shown) if slowest and shown else "",
         notes=tuple(_notes(request, world, time, shown)),
     )
+
+
+def _bound_by(request: RunRequest, slowest: RankTime, shown: StepProfile) -> str:
+    return bound_by(slowest, shown, is_cpu=request.device.kind == "cpu", framework=request.framework)
 
 
 def _words(network: Network) -> str:

@@ -36,9 +36,15 @@ _ADVICE = {
     "host": "larger batches, torch.compile or CUDA graphs would make it shorter",
     "streams": "moving that work off the critical path would make it shorter",
 }
+_ADVICE_OF = {  # where a framework has other means
+    "mindspore": {
+        "bytes": "fusing small operators (jit_level O1, fused optimizers, norms and losses) would make it shorter",
+        "host": "larger batches, or compiling the step (mindspore.jit, GRAPH_MODE), would make it shorter",
+    }
+}
 
 
-def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False) -> str:
+def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False, framework: str = "torch") -> str:
     """The largest part of the step of one rank, what else matters, and what would help."""
     shares = _shares(time, profile)
     ordered = sorted(shares.items(), key=lambda item: -item[1][0])
@@ -52,7 +58,7 @@ def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False) -> s
         text += f"; {', '.join(others)}"
     if kind == "host" and is_cpu:
         return f"{text}."
-    return f"{text}; {_ADVICE[kind]}."
+    return f"{text}; {_ADVICE_OF.get(framework, _ADVICE).get(kind, _ADVICE[kind])}."
 
 
 def slowest_why(ranks: Mapping[int, RankTime], slowest: RankTime) -> str:

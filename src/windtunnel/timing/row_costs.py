@@ -45,7 +45,8 @@ def row_costs(recording: Recording, source: CostSource) -> RowCosts:
         forward[i] = source.cost(recording.signatures[i])
         backward[i] = source.cost(recording.signatures[i], is_backward=True)
     seconds, host = (np.zeros(len(recording)) for _ in range(2))
-    in_backward = columns["phase"][rows] == Phase.BACKWARD
+    # A compiled graph holds backward too: no autograd looks for its operators one by one.
+    in_backward = (columns["phase"][rows] == Phase.BACKWARD) & (not recording.footer.get("is_graph"))
     for costs, mask in ((forward, ~in_backward), (backward, in_backward)):
         seconds[rows[mask]] = np.array([cost.seconds for cost in costs])[value[mask]]
         host[rows[mask]] = np.array([cost.host_seconds for cost in costs])[value[mask]]
