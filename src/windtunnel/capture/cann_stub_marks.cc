@@ -16,7 +16,7 @@
 
 #define TRACKER "_ZN9mindspore6device7tracker"
 #if _GLIBCXX_USE_CXX11_ABI
-#define FOUR_STRINGS "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEES9_S9_S9_"
+#define FOUR_STRINGS "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESA_SA_SA_"
 #else
 #define FOUR_STRINGS "RKSsS4_S4_S4_"
 #endif
