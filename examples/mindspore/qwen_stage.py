@@ -8,6 +8,7 @@ stages is the number of cards divided by --tp. With the defaults and 4 cards, ca
 
 import argparse
 import math
+from functools import partial
 from itertools import compress
 
 import mindspore as ms
@@ -171,8 +172,9 @@ def local_tokens(tokens, rows):
 
 def weight_on_card(name, shape, fill=None):
     """A bfloat16 weight born on the card, never on the host."""
-    # No other name for the tensor: Parameter copies one that somebody else holds, through the host.
-    weight = Parameter(mint.empty(shape, dtype=ms.bfloat16), name=name)
+    # Called like this, Parameter takes the tensor over; one that has a name elsewhere it copies through the host.
+    weight = Parameter(mint.empty(shape, dtype=ms.bfloat16))
+    weight.name = name
     if fill is None:
         weight.normal_(0.0, INIT_STD)
     else:
@@ -295,6 +297,13 @@ class Stage(nn.Cell):
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
+def state_on_card(name, make):
+    """State of the optimizer, made on the card."""
+    state = Parameter(make())
+    state.name, state.requires_grad = name, False
+    return state
+
+
 class GradientBuffer:
     """All gradients in one float32 buffer; each bfloat16 gradient is added as soon as it is born, then dropped."""
 
@@ -316,24 +325,30 @@ class GradientBuffer:
         return add
 
 
-class MixedPrecisionAdam:
+class MixedPrecisionAdam(nn.Optimizer):
     """AdamW on float32 copies of the weights; the two moments are born in the first step."""
 
     def __init__(self, parameters, gradients):
-        self.parameters, self.gradients = parameters, gradients
-        self.masters = [p.float() for p in parameters]
-        self.moments, self.adamw = None, ops.auto_generate.AdamW()
+        super().__init__(LEARNING_RATE, parameters, WEIGHT_DECAY)
+        self.gradients = gradients
+        self.masters = [state_on_card(f"master.{p.name}", p.float) for p in parameters]
+        self.first_moments, self.second_moments = [], []
+        self.adamw = ops.auto_generate.AdamW()
         self.n_steps = mint.zeros((1,), dtype=ms.float32)
 
-    def step(self):
+    def construct(self, gradients):
         in_part = [hasattr(p, "seen_in_part") for p in self.parameters]
-        for grad in compress(self.gradients.views, in_part):
+        for grad in compress(gradients, in_part):
             dist.all_reduce(grad, group=TP_GROUP)
         self._clip(in_part)
-        if self.moments is None:
-            self.moments = [(mint.zeros_like(m), mint.zeros_like(m)) for m in self.masters]
-        for parameter, master, (m, v), grad in zip(
-            self.parameters, self.masters, self.moments, self.gradients.views, strict=True
+        if not self.first_moments:
+            for name, moments in (("adam_m", self.first_moments), ("adam_v", self.second_moments)):
+                for parameter, master in zip(self.parameters, self.masters, strict=True):
+                    moments.append(
+                        state_on_card(f"{name}.{parameter.name}", partial(mint.zeros_like, master))
+                    )
+        for parameter, master, m, v, grad in zip(
+            self.parameters, self.masters, self.first_moments, self.second_moments, gradients, strict=True
         ):
             decay = WEIGHT_DECAY if parameter.ndim > 1 else 0.0
             self.adamw(master, m, v, v, grad, self.n_steps, LEARNING_RATE, *BETAS, decay, 1e-8, False, False)
@@ -374,13 +389,12 @@ class Pipeline:
             else:
                 grad = swap(out, NEXT)
                 self._forget_output()
-            del out
             grad_x = self._backward(grad)
-            del grad
             if left:
                 x = swap(grad_x, PREVIOUS)
             else:
                 send(grad_x, PREVIOUS)
+            del out, grad, grad_x  # or they would outlive the next micro-batch's forward pass
         for _ in range(warm_up):
             send(self._backward(receive(NEXT)), PREVIOUS)
         return losses
@@ -451,7 +465,7 @@ def main():
             batches.append((tokens[:, :-1], tokens[:, 1:]))
         losses = pipeline.run(batches)
         with ms._no_grad():
-            optimizer.step()
+            optimizer(gradients.views)
         loss = f"loss {mock(0.0, mean, losses):.3f}" if losses else "the loss is on the last stage"
         print(f"rank {RANK}: step {step}, {loss}", flush=True)
 
