@@ -153,6 +153,15 @@ def test_gradients_in_another_order_are_paired_by_path(tmp_path):
     assert not any(None in pair for pair in names)
 
 
+def test_modules_of_one_class_that_change_places_keep_their_paths(tmp_path):
+    x, y = value(), value(3, 4)
+    a = [Call("Module.token.Embedding.backward.0", [x]), Call("Module.place.Embedding.backward.0", [y])]
+    b = [Call("Cell.place.Embedding.backward.0", [y]), Call("Cell.token.Embedding.backward.0", [x])]
+    findings, names = compared(tmp_path, a, b)
+    assert set(names) == {(a[0].name, b[1].name), (a[1].name, b[0].name)}
+    assert findings.is_equal
+
+
 def test_a_cell_that_only_mindspore_has_is_no_difference(tmp_path):
     a, b = network("", TORCH), network("", MINDSPORE)
     b.insert(1, Call("Cell.layers.0.drop.Dropout.forward.0", b[0].outputs, b[0].outputs))

@@ -81,9 +81,12 @@ def _align_entries(
 ) -> list[tuple[int, int]]:  # fmt: skip
     codes: dict[object, int] = {}
     sides = []
+    paths = [{name.path for name in names if name.is_module} for names in names_of]
+    shared = set() if unlike is None else paths[0] & paths[1]
     for columns, names, scope in zip((a, b), names_of, scopes, strict=True):
         full = [name.without_call for name in names]
-        structure = [name.structure for name in names]
+        # What both sides have by its path is not renamed, however alike another one is.
+        structure = [_path(name) if name.path in shared else name.structure for name in names]
         if unlike is None:
             forms = _forms(columns)
             values = _hash_rows(columns, _mixed(forms, value_hashes(columns))).tolist()
@@ -100,11 +103,7 @@ def _align_entries(
                 _coded(codes, "full", full, form),
                 _coded(codes, "name", full),
                 _coded(codes, "structure", structure, form),
-                *(
-                    []
-                    if shapes and unlike is None
-                    else [_coded(codes, "path", [f"{n.prefix}.{n.path}.{n.direction}" for n in names])]
-                ),
+                *([] if shapes and unlike is None else [_coded(codes, "path", list(map(_path, names)))]),
             ]
         )
     if unlike is not None:  # the path decides, the class only helps
@@ -114,6 +113,10 @@ def _align_entries(
     if unlike is None:
         return _add_moved(pairs, a.entries, b.entries)
     return _add_moved(pairs, *(list(map(_moved_key, names)) for names in names_of))
+
+
+def _path(name: EntryName) -> str:
+    return f"{name.prefix}.{name.path}.{name.direction}"
 
 
 def _moved_key(name: EntryName) -> object:

@@ -18,12 +18,24 @@ __all__ = ["BATCH", "EPS", "HEADS", "LENGTH", "N_BLOCKS", "PLANTS", "VOCABULARY"
 
 VOCABULARY, WIDTH, LENGTH, BATCH, HEADS, N_BLOCKS = 50, 32, 12, 4, 4, 2
 EPS = 1e-5
-# Each in block 1 of the network: name -> the module that computes something else because of it.
+# Mistakes, each in block 1, and where they show first: at level mix with sketches, and in modules with statistics alone.
 PLANTS = {
-    "eps": "blocks.1.norm1",
-    "transposed": "blocks.1.proj",
-    "residual": "blocks.1",
-    "gelu": "blocks.1.mlp.1",
+    "eps": (
+        "Functional.layer_norm.2.forward.output.0",
+        "Module.blocks.1.norm1.LayerNorm.forward.0.output.0",
+    ),
+    "transposed": (
+        "Module.blocks.1.proj.Linear.forward.0.parameters.weight",
+        "Module.blocks.1.proj.Linear.forward.0.output.0",
+    ),
+    "residual": (
+        "Functional.layer_norm.3.forward.input.0",
+        "Module.blocks.1.norm2.LayerNorm.forward.0.input.0",
+    ),
+    "gelu": (
+        "Functional.gelu.1.forward.output.0",
+        "Module.blocks.1.mlp.1.GELU.forward.0.output.0",
+    ),
 }
 
 

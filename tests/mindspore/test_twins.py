@@ -1,0 +1,44 @@
+"""A MindSpore transformer, run here, beside what its PyTorch twin left: equal if it is equal, and where it is not.
+
+The reverse, PyTorch run here beside what MindSpore left, is in tests/probe/test_cross_framework_twins.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.probe.twins.golden import GOLDEN
+from tests.probe.twins.judged import judged
+from tests.probe.twins.mindspore_twin import dump
+from tests.probe.twins.weights import PLANTS
+
+MODULES = 0.95  # at least so many have a partner
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("twins")
+    return {plant: dump(folder / (plant or "honest"), plant) for plant in ("", *PLANTS)}
+
+
+def test_equal_twins_are_equal(dumps):
+    findings, share = judged(GOLDEN / "torch", dumps[""])
+    assert findings.is_equal
+    assert findings.n_compared >= 148  # every value of every module
+    assert findings.max_rounding < 1e-5
+    assert share >= MODULES
+
+
+@pytest.mark.parametrize("plant", sorted(PLANTS))
+def test_a_mistake_in_mindspore_is_found(dumps, plant):
+    findings, share = judged(GOLDEN / "torch", dumps[plant])
+    assert findings.first.item == PLANTS[plant][0]
+    assert share >= MODULES
+
+
+def test_two_dumps_of_mindspore_are_compared(dumps):
+    findings, share = judged(GOLDEN / "mindspore", dumps[""])
+    assert findings.is_equal
+    assert share == 1
+    findings, _ = judged(dumps[""], dumps["gelu"])
+    assert findings.first.item.startswith("Functional.gelu.1.forward.")
