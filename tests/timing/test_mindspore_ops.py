@@ -280,6 +280,26 @@ def test_calls_of_another_form_are_bounded_by_their_bytes(name):
         assert roofline_of(ASCEND).cost(signature).seconds >= 0
 
 
+FORMS = [
+    ((), ()),
+    ((spec(),), (spec(),)),
+    ((spec(8, 16), spec(16, 8), spec(8)), (spec(8, 8),)),
+    ((spec(4, dtype="int64"), spec(10, 8)), (spec(4, 8),)),
+    ((spec(2, 3, 8, 8), spec(4, 3, 3, 3), NUMBER, spec(0)), (spec(2, 4, 6, 6), spec(0))),
+    ((spec(2, 8, 64),) * 8, ()),
+]
+
+
+def test_no_primitive_in_any_form_breaks_the_model():
+    costs = roofline_of(ASCEND)
+    for name in PRIMITIVES:
+        for inputs, outputs in FORMS:
+            cost = costs.cost(ms(name, inputs, outputs))
+            assert 0 <= cost.seconds < 1
+            assert cost.flops >= 0
+            assert cost.n_bytes >= 0
+
+
 # -- bytes --------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,8 @@ def bytes_moved(signature: Signature) -> int:
     inputs = tensors_of(signature)
     outputs = () if base.startswith(_IN_PLACE) else signature.outputs
     written = sum(map(bytes_of, outputs))
+    if not inputs:
+        return written
     if found is OpClass.LOOKUP:
         table = _UNREAD.get(base, 0)
         return 2 * written + sum(map(bytes_of, (*inputs[:table], *inputs[table + 1 :])))
@@ -71,7 +73,7 @@ def bytes_moved(signature: Signature) -> int:
     if found is OpClass.OPTIMIZER and signature.name.startswith("ms."):
         return _updated(inputs, _STAND_INS.get(base, 0))
     read = sum(map(bytes_of, inputs)) - (bytes_of(inputs[_UNREAD[base]]) if base in _UNREAD else 0)
-    if not outputs and inputs:
+    if not outputs:
         in_place = _first_list(signature) if found is OpClass.OPTIMIZER else inputs[:1]
         written = sum(map(bytes_of, in_place))
         if found is OpClass.OPTIMIZER and base.startswith("_fused_adam"):
