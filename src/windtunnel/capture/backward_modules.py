@@ -17,18 +17,18 @@ class BackwardModules:
     """Follows a program; forward operators first, then those of backward."""
 
     def __init__(self) -> None:
-        self._modules: list[int] = []  # of each forward operator since the last step
+        self._modules: list[str] = []  # of each forward operator since the last step
         self._users: dict[int, list[int]] = {}  # storage -> forward operators that read or wrote it
         self._at: int | None = None  # the forward operator undone last
 
-    def forward(self, module: int, storages: tuple[int, ...]) -> None:
+    def forward(self, module: str, storages: tuple[int, ...]) -> None:
         self._at = None
         number = len(self._modules)
         self._modules.append(module)
         for storage in dict.fromkeys(storages):
             self._users.setdefault(storage, []).append(number)
 
-    def backward(self, storages: tuple[int, ...]) -> int | None:
+    def backward(self, storages: tuple[int, ...]) -> str | None:
         """The module; None if nothing is known."""
         shared: dict[int, int] = {}
         for storage in dict.fromkeys(storages):

@@ -51,7 +51,9 @@ def start() -> None:
     outcome |= {
         "unknown_values": reads.found(),
         "notices": [*reads.notices, *([why_not] if why_not else [])],
-        "optimizer_names": instruments.optimizer_names(),
+        "optimizer_states": instruments.optimizer_states(),
+        "parameter_names": instruments.paths.parameter_names(),
+        "prefixes": sorted(instruments.paths.prefixes, key=len, reverse=True),
         "device_target": str(mindspore.get_context("device_target")),
         "max_device_memory": str(mindspore.get_context("max_device_memory")),
         "order_folder": str(mindspore.get_context("save_graphs_path")),

@@ -9,7 +9,6 @@ returned before.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -20,11 +19,11 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common import initializer
 from mindspore.graph import api
 
+from windtunnel.capture.mindspore_paths import CellPaths, living
+from windtunnel.capture.mindspore_paths import is_optimizer as is_optimizer_cell
 from windtunnel.capture.tracker_marks import MarkWriter
 
 __all__ = ["EnoughSteps", "Instruments"]
-
-_WRAPPERS = ("network.", "_backbone.")  # attributes of TrainOneStepCell and WithLossCell
 
 
 class EnoughSteps(BaseException):
@@ -36,8 +35,7 @@ class Instruments:
 
     def __init__(self, marks: MarkWriter, on_step: Callable[[int], None]) -> None:
         self._marks, self._on_step = marks, on_step
-        self._paths: dict[int, str] = {}  # id of a cell -> its path in the root that was called
-        self._roots: list[Any] = []  # kept alive, as their ids are
+        self.paths = CellPaths()
         self._depth = 0
         self._n_backward = 0
         self._n_optimizer = 0
@@ -62,11 +60,12 @@ class Instruments:
         def __call__(cell: Any, *args: Any, **kwargs: Any) -> Any:
             if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
                 result = original(cell, *args, **kwargs)
+                self.paths.path_of(cell)
                 if self._depth == 0 and _trains(cell):
                     self._end_step(is_marked=False)
                 return result
-            is_optimizer = isinstance(cell, (nn.Optimizer, mindspore.experimental.optim.Optimizer))
-            path = self._path(cell)
+            is_optimizer = is_optimizer_cell(cell)
+            path = "" if is_optimizer else self.paths.path_of(cell)
             self._depth += 1
             self._marks.add("enter", path, int(self._n_backward > 0))
             if is_optimizer:
@@ -77,6 +76,8 @@ class Instruments:
                 return original(cell, *args, **kwargs)
             finally:
                 self._depth -= 1
+                if is_optimizer or self._depth == 0:
+                    mindspore.runtime.synchronize()  # a compiled part may still be running
                 if is_optimizer:
                     self._n_optimizer -= 1
                     if self._n_optimizer == 0:
@@ -86,18 +87,6 @@ class Instruments:
                     self._end_step(is_marked=True)
 
         return __call__
-
-    def _path(self, cell: Any) -> str:
-        """Where a cell stands in the root that was called; a cell outside of it is named by its class."""
-        if self._depth == 0 and id(cell) not in self._paths:
-            self._roots.append(cell)
-            for name, part in cell.cells_and_names():
-                while name.startswith(_WRAPPERS):
-                    name = name.partition(".")[2]
-                self._paths.setdefault(id(part), name)
-            self._paths.setdefault(id(cell), "")
-        path = self._paths.get(id(cell))
-        return type(cell).__name__ if path is None else path
 
     def _timed_compile(self, original: Callable) -> Callable:
         @wraps(original)
@@ -121,6 +110,7 @@ class Instruments:
             try:
                 result = original(*args, **kwargs)
             finally:
+                mindspore.runtime.synchronize()
                 self._n_backward -= 1
                 if self._n_backward == 0:
                     self._marks.add("backward", 0)
@@ -143,18 +133,29 @@ class Instruments:
 
     def name_tensors(self) -> None:
         """Say which memory is which parameter."""
-        states = set(self.optimizer_names())
-        for parameter in _living(Parameter):
-            role = "optimizer" if parameter.name in states else "weight"
-            self._name(parameter, role, parameter.name)
+        states, names = self.optimizer_states(), self.paths.parameter_names()
+        for parameter in living(Parameter):
+            state_of = states.get(parameter.name)
+            role = "weight" if state_of is None else "optimizer"
+            self._name(parameter, role, names.get(state_of or parameter.name, parameter.name))
 
-    def optimizer_names(self) -> list[str]:
-        """Names of the parameters that optimizers made for themselves."""
-        found = set()
-        for optimizer in _living(nn.Optimizer):
-            trained = {parameter.name for parameter in optimizer.parameters}
-            found |= {parameter.name for parameter in optimizer.get_parameters()} - trained
-        return sorted(found)
+    def optimizer_states(self) -> dict[str, str]:
+        """Parameters that optimizers made for themselves -> the weight each is of, or "" if of none."""
+        found: dict[str, str] = {}
+        for optimizer in living(nn.Optimizer):
+            trained = [parameter.name for parameter in optimizer.parameters]
+            found |= {
+                parameter.name: ""
+                for parameter in optimizer.get_parameters()
+                if parameter.name not in trained
+            }
+            for states in vars(optimizer).values():  # one for each weight, in the weights' order
+                if isinstance(states, (list, tuple)) and len(states) == len(trained):
+                    pairs = zip(states, trained, strict=True)
+                    found |= {
+                        s.name: name for s, name in pairs if isinstance(s, Parameter) and s.name in found
+                    }
+        return found
 
     def _name_gradients(self, args: tuple[Any, ...], result: Any) -> None:
         weights = next((arg for arg in args if isinstance(arg, (list, tuple)) and arg and
@@ -162,8 +163,9 @@ class Instruments:
         gradients = _tensors_of(result)
         if len(gradients) < len(weights):
             return
+        names = self.paths.parameter_names()
         for weight, gradient in zip(weights, gradients[len(gradients) - len(weights) :], strict=True):
-            self._name(gradient, "gradient", weight.name)
+            self._name(gradient, "gradient", names.get(weight.name, weight.name))
 
     def _name(self, tensor: Any, role: str, name: str) -> None:
         try:
@@ -189,8 +191,3 @@ def _tensors_of(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors_of(item)]
     return []
-
-
-def _living(kind: type) -> list[Any]:
-    """All objects of a class. By their type, as asking a weak proxy whose object is gone would raise."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

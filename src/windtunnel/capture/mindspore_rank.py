@@ -22,9 +22,11 @@ from typing import Any
 
 from windtunnel.capture.cann_stubs import CannStubs, stubs_for, version_of
 from windtunnel.capture.mindspore_facts import PrintedFacts
+from windtunnel.capture.model_names import ModelNames
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.tracker_marks import Mark, read_marks
-from windtunnel.capture.tracker_recording import find_tracked, write_rows
+from windtunnel.capture.tracker_program import find_tracked
+from windtunnel.capture.tracker_recording import write_rows
 from windtunnel.errors import MissingFramework, UsageError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import location_of
@@ -192,8 +194,12 @@ def _record(task: RankTask, folder: Path, marks: list[Mark], outcome: dict[str, 
     try:
         program = find_tracked(folder)
         if program is not None:
-            states = frozenset(outcome.get("optimizer_names", ()))
-            write_rows(program, marks, writer, task.local_rank, task.is_tracking_stacks, states)
+            names = ModelNames(
+                outcome.pop("parameter_names", {}),
+                outcome.pop("optimizer_states", {}),
+                tuple(outcome.pop("prefixes", ())),
+            )
+            write_rows(program, marks, writer, task.local_rank, task.is_tracking_stacks, names)
     except UsageError as error:
         outcome |= {"status": "failed", "error": str(error)}
     writer.close(outcome)

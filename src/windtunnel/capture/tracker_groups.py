@@ -1,0 +1,45 @@
+"""Who takes part in a collective of a MindSpore program.
+
+attributes of a graph's operator, or the next line of comm_execute_order.csv ──> Party(group, ranks, peer)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from windtunnel.capture.tracker_files import Communication
+from windtunnel.capture.tracker_graph import TrackedOp
+
+__all__ = ["Parties", "Party"]
+
+_PEERS = ("src_rank", "dst_rank", "dest_rank", "root_rank")
+
+
+class Party(NamedTuple):
+    group: str
+    ranks: tuple[int, ...]
+    peer: int | None  # the partner of a send or receive, the root of a broadcast
+
+
+class Parties:
+    """A compiled graph's operators carry their group; a dynamic graph's calls stand in a list of their own, in order."""
+
+    def __init__(self, communication: Iterable[Communication]) -> None:
+        self._calls: dict[str, deque[Communication]] = {}
+        for call in communication:
+            self._calls.setdefault(call.primitive, deque()).append(call)
+
+    def of(self, operator: TrackedOp, primitive: str) -> Party:
+        given = operator.attributes
+        ranks = tuple(int(rank) for rank in given.get("comm_rank", "").split() if rank.isdecimal())
+        if ranks:
+            peers = (int(given[key]) for key in _PEERS if given.get(key, "").isdecimal())
+            return Party(given.get("group", ""), ranks, next(peers, None))
+        calls = self._calls.get(primitive)
+        if not calls:
+            return Party("", (), None)
+        call = calls.popleft()
+        found = (rank for rank in (call.source, call.target, call.root) if rank is not None)
+        return Party(call.group, call.ranks, next(found, None))
