@@ -161,7 +161,7 @@ def test_a_mindspore_file_is_replayed_through_its_own_pool_and_torchs(tmp_path, 
     path = write_blocks(tmp_path / name)
     document = _document(capsys, path)[1]
     rows = _rows(document)
-    assert list(rows) == ["mindspore", "cuda", "cuda-expandable"]
+    assert list(rows) == ["mindspore", "mindspore enable_vmm:True", "cuda", "cuda-expandable"]
     assert document["files"][0]["recorded_peak_reserved_bytes"] == rows["mindspore"]["peak_reserved_bytes"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.memory.graph_files import DATA
 from tests.memory.rounding_allocator import RoundingAllocator
 from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
@@ -106,6 +107,26 @@ def test_both_known_headers_are_read(tmp_path, header, row):
     assert tape.n_bytes[0] == 4194304
     assert tape.recorded_peak_reserved_bytes == 19
     assert tape.persistent[0] == (header == HEADER_2_10)
+
+
+def test_an_older_file_has_its_weights_and_constants_taken_as_persistent(tmp_path):
+    kinds = ("Weight", "ConstantValue", "Kernel", "PyNativeOutput")
+    rows = [ROW_2_7.replace("PyNativeOutput", kind) for kind in kinds]
+    tape = _read(tmp_path, "\n".join([HEADER_2_7, *rows]) + "\n")
+    assert tape.persistent[tape.kind == TapeKind.ALLOC].tolist() == [True, True, False, False]
+    assert len(tape.notes) == 1
+    assert "older than MindSpore 2.10" in tape.notes[0]
+    assert _read(tmp_path, f"{HEADER_2_10}\n{ROW_2_10}\n").notes == ()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(DATA.glob("*.memory_block.csv.gz")), ids=lambda path: path.name.split(".")[0]
+)
+def test_dry_runs_of_graphs_and_of_two_streams_replay_to_their_own_peaks(path):
+    tape, allocator = read_memory_block(path), Allocator.named("mindspore")
+    play(tape, allocator)
+    assert allocator.peak_allocated_bytes == tape.recorded_peak_bytes
+    assert allocator.peak_reserved_bytes == tape.recorded_peak_reserved_bytes
 
 
 @given(st.integers(1, 1 << 40))

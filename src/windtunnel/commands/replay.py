@@ -1,9 +1,10 @@
 """Replay recorded allocations through other allocators: what if?
 
-FILE is a torch memory snapshot (torch.cuda.memory._dump_snapshot), a MindSpore memory_block.csv, a recording
-of `windtunnel run`, or the directory of such a run. Nothing in the file is executed.
+FILE is a torch memory snapshot (torch.cuda.memory._dump_snapshot), a recording of `windtunnel run`, or what a
+MindSpore run left behind: memory_block.csv, its logs, or the *_validate_*.ir of a static graph. The directory of a
+run works too. Nothing in a file is executed.
 
-Exit code 4: no allocator of the table fits the --device.
+Exit code 4: no allocator of a table fits the --device, or a rank of the logs does not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,13 +24,24 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
+from windtunnel.memory.dryrun_log import read_logs
+from windtunnel.memory.replay_files import ReplayFiles, find_replay_files
 from windtunnel.memory.what_if import AllocatorChoice, ask_what_if, default_choices, make_choice
 from windtunnel.memory.what_if_source import open_source
-from windtunnel.report.what_if_table import WhatIf, best_conf, render_what_if, what_if_document
+from windtunnel.report.dryrun_log_table import LogFacts, log_document, render_logs
+from windtunnel.report.what_if_table import (
+    WhatIf,
+    best_conf,
+    render_ranks,
+    render_what_if,
+    what_if_document,
+    worst_of,
+)
 
 __all__ = ["add_arguments", "run"]
 
 SCHEMA = 1
+MINDSPORE_DEVICE = "ascend-910b-64gb"
 _PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
 _EPILOG = (
     "example: windtunnel replay snapshot.pickle --device a100-80gb --allocator cuda:max_split_size_mb=256"
@@ -55,12 +68,37 @@ def run(args: Namespace) -> int:
     """Replay every file; print a table and a sentence for each."""
     chosen = tuple(make_choice(spec) for spec in args.allocator)
     device = find_device(args.device) if args.device else None
-    results = [_ask(path, chosen, device, args.device) for path in args.files]
+    found = [find_replay_files(path) for path in args.files]
+    logs = list(dict.fromkeys(file for one in found if one.kind == "log" for file in one.files))
+    if logs and chosen:
+        open_source(logs[0])  # refuses: no allocator can be tried on totals
+    usable_bytes = device.usable_bytes if device else None
+    facts = LogFacts(read_logs(logs), args.device, usable_bytes) if logs else None
+    runs = [
+        _ask_all(path, one, chosen, device, args.device)
+        for path, one in zip(args.files, found, strict=True)
+        if one.kind != "log"
+    ]
     if args.json:
-        _print_json(results, device)
+        _print_json(runs, facts, device)
     else:
-        _print_tables(results, args)
-    return 0 if all(result.best.fits for result in results) else 4
+        _print_tables(runs, facts, args)
+    all_fit = all(result.best.fits for results in runs for result in results)
+    return 0 if all_fit and (facts is None or facts.fits is not False) else 4
+
+
+def _ask_all(
+    path: Path,
+    found: ReplayFiles,
+    chosen: tuple[AllocatorChoice, ...],
+    device: DeviceProfile | None,
+    called: str | None,
+) -> list[WhatIf]:
+    """A result for each rank; of a run of ours, for the rank that needs most."""
+    paths = [path] if found.kind == "recording" else list(found.files)
+    results = [_ask(one, chosen, device, called) for one in paths]
+    source = replace(results[0].source, notes=(*found.notes, *results[0].source.notes))
+    return [replace(results[0], source=source), *results[1:]]
 
 
 def _ask(
@@ -74,34 +112,50 @@ def _ask(
     return WhatIf(source, outcomes, called, usable_bytes)
 
 
-def _print_json(results: list[WhatIf], device: DeviceProfile | None) -> None:
+def _print_json(runs: list[list[WhatIf]], facts: LogFacts | None, device: DeviceProfile | None) -> None:
+    files = [what_if_document(result) for results in runs for result in results]
     document = {
         "schema": SCHEMA,
         "windtunnel": __version__,
         "device": {"name": device.id, "usable_bytes": device.usable_bytes} if device else None,
-        "files": [what_if_document(result) for result in results],
+        "files": files + ([log_document(facts)] if facts else []),
     }
     print(json.dumps(document, indent=1, ensure_ascii=False))
 
 
-def _print_tables(results: list[WhatIf], args: Namespace) -> None:
+def _print_tables(runs: list[list[WhatIf]], facts: LogFacts | None, args: Namespace) -> None:
     console = Console(highlight=False)
-    for result in results:
-        console.print(render_what_if(result))
+    for results in runs:
+        if len(results) > 1:
+            console.print(render_ranks(results))
+            console.print()
+        console.print(render_what_if(worst_of(results)))
         console.print()
-    print(f"next: {_next_command(results[0], args)}")
+    if facts is not None:
+        console.print(render_logs(facts))
+        console.print()
+    print(f"next: {_next_command(worst_of(runs[0]), args) if runs else _next_for_logs(args)}")
 
 
 def _next_command(result: WhatIf, args: Namespace) -> str:
     file = shlex.quote(str(args.files[0]))
+    is_mindspore = result.source.allocator.startswith("mindspore")
     if result.device is None:
-        device = result.source.device or DEFAULT_DEVICE
+        device = result.source.device or (MINDSPORE_DEVICE if is_mindspore else DEFAULT_DEVICE)
         return f"windtunnel replay {file} --device {device}   (would it fit?)"
     conf = best_conf(result)
     if conf is not None:
         return f"PYTORCH_CUDA_ALLOC_CONF={conf} python your_script.py   (the best row, on the real device)"
     device = shlex.quote(result.device)
-    return f"windtunnel replay {file} --device {device} --allocator cuda:max_split_size_mb=512   (or yours)"
+    other = "mindspore:enable_vmm=True,vmm_align_size=4MB" if is_mindspore else "cuda:max_split_size_mb=512"
+    return f"windtunnel replay {file} --device {device} --allocator {other}   (or yours)"
+
+
+def _next_for_logs(args: Namespace) -> str:
+    if args.device is None:
+        file = shlex.quote(str(args.files[0]))
+        return f"windtunnel replay {file} --device {MINDSPORE_DEVICE}   (would it fit?)"
+    return "MS_ALLOC_CONF=memory_tracker:True python your_script.py, then windtunnel replay rank_0   (who holds it)"
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from windtunnel.memory.attribution import short_op
 from windtunnel.memory.lifetime import lifetimes_of
 from windtunnel.memory.tape import AllocationTape, Request, TapeKind, make_tape, play, tape_of
 
-__all__ = ["COLUMNS", "read_memory_block", "write_memory_block"]
+__all__ = ["COLUMNS", "read_memory_block", "read_names", "write_memory_block"]
 
 COLUMNS = (
     "start_time_stamp", "end_time_stamp", "device_addr", "stream_id", "pool_type", "size",
@@ -31,6 +31,8 @@ COLUMNS = (
     "node_name", "graph_name", "user_tasks", "last_user_task", "python_stack", "is_persistent", "is_small",
 )  # fmt: skip
 _SINCE_2_10 = {"actual_used_memory", "is_persistent", "is_small"}
+_PERSISTENT = {"Weight", "ConstantValue"}  # the types that 2.10 marks so
+_OLDER = "the file is older than MindSpore 2.10 and does not mark what is persistent: weights and constants are taken to be"
 _NEVER = (1 << 63) - 1
 _MINDSPORE_POOL = "DefaultEnhancedAscendMemoryPool"
 _OWN_POOL = "windtunnel-"
@@ -88,12 +90,16 @@ def read_memory_block(path: Path) -> AllocationTape:
     """
     timed: list[tuple[int, Request]] = []
     peak_used = peak_with_fragments = 0
+    is_older = False
     for line, cells in _rows(path):
         start = _whole(path, line, cells, "start_time_stamp")
         end = _whole(path, line, cells, "end_time_stamp")
         size = _whole(path, line, cells, "size")
         stream = _whole(path, line, cells, "stream_id")
-        persistent = cells.get("is_persistent") == "1"
+        persistent = (
+            cells["is_persistent"] == "1" if "is_persistent" in cells else cells["type"] in _PERSISTENT
+        )
+        is_older = "is_persistent" not in cells
         if not start < end:
             raise CorruptFile(
                 f"{path} line {line}: an allocation ends at tick {end}, before its start {start}"
@@ -110,7 +116,15 @@ def read_memory_block(path: Path) -> AllocationTape:
     # At one tick, memory goes back before more is asked for.
     timed.sort(key=lambda entry: (entry[0], -entry[1][0]))
     requests = [request for _, request in timed]
-    return make_tape(requests, (), peak_used or None, peak_with_fragments or None)
+    return make_tape(requests, (_OLDER,) if is_older else (), peak_used or None, peak_with_fragments or None)
+
+
+def read_names(path: Path, line: int) -> tuple[str, str]:
+    """The task and the node of one line. MindSpore's own `node_name` may be the operator before the true one."""
+    for number, cells in _rows(path):
+        if number == line:
+            return cells["task_name"], cells["node_name"]
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ __all__ = ["AllocatorChoice", "Outcome", "ask_what_if", "default_choices", "find
 NEWEST_TORCH = "2.13"
 OLDER_TORCH = "2.9"  # stands for every torch up to 2.11: they break ties between equal blocks by address
 EXPANDABLE = "expandable_segments:True"
+VIRTUAL_MEMORY = "enable_vmm:True"  # what MindSpore does on a real device, and never in a dry run
 _CUDA_CONFS = ("max_split_size_mb:128", "roundup_power2_divisions:8")
 # Collection does nothing unless the process has a memory fraction below 1: torch checks that first.
 _GARBAGE = "garbage_collection_threshold:0.8"
@@ -91,6 +92,8 @@ def default_choices(
         others.append(AllocatorChoice(family, family))
     if family == "npu":
         others.append(AllocatorChoice(f"npu {EXPANDABLE}", "npu", EXPANDABLE))
+    if family == "mindspore":
+        others.append(AllocatorChoice(f"mindspore {VIRTUAL_MEMORY}", "mindspore", VIRTUAL_MEMORY))
     others += (AllocatorChoice(name, name, "", version) for name in ("cuda", "cuda-expandable"))
     if family.startswith("cuda"):
         others += (AllocatorChoice(conf, "cuda", conf, version) for conf in _CUDA_CONFS)

@@ -1,8 +1,7 @@
 """Open whatever holds a record of allocations, and say what ran there.
 
-    snapshot.pickle | memory_block.csv[.gz] | recording.arrows | a run's directory ──> ReplaySource
-
-The kind is read from the first bytes, not from the name: a file from elsewhere may be called anything.
+snapshot.pickle | memory_block.csv[.gz] | *_validate_*.ir | recording.arrows | a run's directory
+                                                                    └──> open_source ──> ReplaySource
 """
 
 from __future__ import annotations
@@ -21,17 +20,26 @@ from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.cuda_config import cuda_rules
-from windtunnel.memory.memory_block_file import read_memory_block
+from windtunnel.memory.execute_order_file import find_execute_order, order_steps, read_execute_order
+from windtunnel.memory.graph_ir_file import read_graph_ir
+from windtunnel.memory.graph_liveness import tape_of_program
+from windtunnel.memory.graph_program import GraphProgram, Step, program_of
+from windtunnel.memory.memory_block_file import read_memory_block, read_names
+from windtunnel.memory.replay_files import find_replay_files, rank_in_path
 from windtunnel.memory.snapshot_file import load_snapshot, read_snapshot
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
 __all__ = ["ReplaySource", "open_source"]
 
-_PICKLE = b"\x80"
-_GZIP = b"\x1f\x8b"
-_ARROW = b"\xff\xff\xff\xff"
-_CSV = b"start_time_stamp"
-_WANTED = "give a torch memory snapshot, a MindSpore memory_block.csv, or a recording of windtunnel run"
+_NAMED_AT_LEAST = 0.5  # of the operators: an execute_order.csv that names fewer is of another graph
+_GRAPH_NOTE = (
+    "this is an estimate from the graph: it knows no workspace of a kernel and no scalar constants, and memory "
+    "that the backend plans as one piece (jit level O1 and O2) is counted operator by operator"
+)
+_NO_ORDER = (
+    "there is no execute_order/execute_order.csv beside it, so operators run in the order of the file, which "
+    "MindSpore does not keep: the peak of a graph with recomputation or a pipeline can be a third off"
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class ReplaySource:
     """A tape, and the allocator that served it when it was recorded."""
 
     path: Path
-    kind: str  # "snapshot", "memory_block" or "recording"
+    kind: str  # "snapshot", "memory_block", "graph_ir" or "recording"
     tape: AllocationTape
     allocator: str  # as --allocator spells it
     conf: str  # the text of PYTORCH_CUDA_ALLOC_CONF it ran with
@@ -47,30 +55,22 @@ class ReplaySource:
     device: str | None  # as --device spells it; only a recording knows
     notes: tuple[str, ...]
     describe: Callable[[int], str]  # an event of the tape -> where in the program that was
+    rank: int | None = None  # where the path tells
 
 
 def open_source(path: Path) -> ReplaySource:
-    """Read a file (or a run's directory) of any of the three kinds."""
-    if path.is_dir():
-        file, notes = _recording_in(path)
+    """Read a file that holds allocations; of a run's directory, the rank that needs most."""
+    found = find_replay_files(path)
+    if found.kind == "recording":
+        file, notes = _largest_recording(path, found.files)
         return _from_recording(file, notes)
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_CSV) + 3)
-    except OSError as error:
+    if found.kind == "log":
         raise UsageError(
-            f"cannot read {path}: {(error.strerror or str(error)).lower()}", hint=_WANTED
-        ) from error
-    if start.startswith(_ARROW):
-        source = _from_recording(path, ())
-    elif start.startswith(_PICKLE):
-        source = _from_snapshot(path)
-    elif start.startswith(_GZIP) or start.removeprefix(b"\xef\xbb\xbf").startswith(_CSV):
-        source = _from_memory_block(path)
-    else:
-        what = "is empty" if not start else "is none of the files replay reads"
-        raise CorruptFile(f"{path} {what}", hint=_WANTED)
-    return source
+            f"{path} holds the totals of a run, not its allocations, so no allocator can be tried on it",
+            hint="run it with MS_ALLOC_CONF=memory_tracker:True and give the memory_block.csv",
+        )
+    readers = {"snapshot": _from_snapshot, "memory_block": _from_memory_block, "graph_ir": _from_graph}
+    return readers[found.kind](found.files[0])
 
 
 # -- torch's snapshot --------------------------------------------------------------------------------------
@@ -153,26 +153,65 @@ def _from_memory_block(path: Path) -> ReplaySource:
         None,
         None,
         tape.notes,
-        lambda event: f"line {event} of the file",
+        lambda line: _block_place(path, line),
+        rank_in_path(path),
     )
+
+
+def _block_place(path: Path, line: int) -> str:
+    task, node = read_names(path, line)
+    name = node or task
+    return f"line {line} of the file" + (f" ({name})" if name else "")
+
+
+# -- MindSpore's static graph ------------------------------------------------------------------------------
+
+
+def _from_graph(path: Path) -> ReplaySource:
+    program = program_of(read_graph_ir(path))
+    steps, order_notes = _in_order(path, program)
+    tape = tape_of_program(program, steps, (_GRAPH_NOTE, *order_notes, *program.notes))
+    _refuse_empty(path, tape)
+    scope_at = {step.line: f"{step.op} in {step.scope}" for step in steps}
+    return ReplaySource(
+        path,
+        "graph_ir",
+        tape,
+        "mindspore",
+        "",
+        None,
+        None,
+        tape.notes,
+        lambda line: f"line {line} of the file ({scope_at.get(line, 'a parameter')})",
+        rank_in_path(path),
+    )
+
+
+def _in_order(path: Path, program: GraphProgram) -> tuple[list[Step], tuple[str, ...]]:
+    order = find_execute_order(path)
+    if order is None:
+        return program.steps, (_NO_ORDER,)
+    steps, n_named = order_steps(program.steps, read_execute_order(order))
+    n_steps = len(program.steps)
+    if n_named < _NAMED_AT_LEAST * n_steps:
+        return program.steps, (
+            f"{order} names {n_named} of {n_steps} operators: it is of another graph",
+            _NO_ORDER,
+        )
+    return steps, (f"operators run in the order of {order}, which names {n_named} of {n_steps}",)
 
 
 # -- our own recording -------------------------------------------------------------------------------------
 
 
-def _recording_in(directory: Path) -> tuple[Path, tuple[str, ...]]:
+def _largest_recording(path: Path, found: tuple[Path, ...]) -> tuple[Path, tuple[str, ...]]:
     """The recording of a rank's directory, or of the rank of a run that needs the most memory."""
-    if (own := directory / "recording.arrows").is_file():
-        return own, ()
-    found = sorted(directory.glob("rank*/recording.arrows"), key=_rank_number)
-    if not found:
-        raise UsageError(f"there is no recording in {directory}", hint=_WANTED)
-    peaks = _peaks_of_ranks(directory / "report.json")
-    largest = max(found, key=lambda file: peaks.get(_rank_number(file), 0))
     if len(found) == 1:
-        return largest, ()
+        return found[0], ()
+    peaks = _peaks_of_ranks(path / "report.json")
+    largest = max(found, key=lambda file: peaks.get(_rank_number(file), 0))
     name = largest.parent.name
-    return largest, (f"{name} of {len(found)} recorded ranks is replayed; name another as {directory}/rankN",)
+    return largest, (f"{name} of {len(found)} recorded ranks is replayed; name another as {path}/rankN",)
 
 
 def _rank_number(file: Path) -> int:

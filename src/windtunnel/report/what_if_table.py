@@ -2,11 +2,12 @@
 
 WhatIf (source, outcomes, device) ──> render_what_if ──> table, notes, the sentence
                                   └─> what_if_document ──> JSON
+WhatIf of every rank ──> render_ranks ──> a row for each, and which one is the worst
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,20 @@ from windtunnel.memory.what_if import Outcome, find_expandable
 from windtunnel.memory.what_if_source import ReplaySource
 from windtunnel.units import format_bytes
 
-__all__ = ["WhatIf", "answer", "best_conf", "render_what_if", "what_if_document"]
+__all__ = [
+    "WhatIf",
+    "answer",
+    "best_conf",
+    "render_ranks",
+    "render_what_if",
+    "what_if_document",
+    "worst_of",
+]
 
 _KINDS = {
     "snapshot": "torch memory snapshot",
     "memory_block": "MindSpore memory_block.csv",
+    "graph_ir": "MindSpore static graph",
     "recording": "windtunnel recording",
 }
 _WORTH_SAYING = 0.01  # of the reservation: a smaller difference is called none
@@ -60,12 +70,47 @@ def render_what_if(result: WhatIf) -> RenderableType:
     return Group(*parts, Text(), Text(answer(result), style=colour))
 
 
+def worst_of(results: Sequence[WhatIf]) -> WhatIf:
+    """The rank that decides whether a run fits: with the recorded setting it needs most."""
+    return max(results, key=lambda result: (not result.first.fits, result.first.peak_reserved_bytes))
+
+
+def render_ranks(results: Sequence[WhatIf]) -> RenderableType:
+    """The ranks of one run under the allocator that they ran with."""
+    worst, label = worst_of(results), results[0].first.choice.label
+    ranks = [result.source.rank for result in results]
+    what = "rank" if None not in ranks and len(set(ranks)) == len(ranks) else "file"
+    names = {id(r): str(r.source.rank if what == "rank" else r.source.path) for r in results}
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(what, justify="right", overflow="fold")
+    for heading in ("peak live", "peak reserved", "recorded"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if worst.device is not None:
+        table.add_column("fits?", no_wrap=True)
+    for result in results:
+        recorded = result.source.tape.recorded_peak_reserved_bytes
+        cells = [
+            names[id(result)],
+            format_bytes(result.first.peak_bytes),
+            _reserved(result.first),
+            "" if recorded is None else format_bytes(recorded),
+        ]
+        if result.device is not None:
+            cells.append(_fits_cell(result.first))
+        table.add_row(*cells, style="" if result.first.fits else "red")
+    sentence = (
+        f"{what.title()} {names[id(worst)]} needs most: {_reserved(worst.first)}. It is replayed below."
+    )
+    return Group(Text(f"{len(results)} {what}s, with {label}", style="bold"), table, Text(), Text(sentence))
+
+
 def what_if_document(result: WhatIf) -> dict[str, Any]:
     """The same for programs."""
     tape = result.source.tape
     return {
         "file": str(result.source.path),
         "kind": result.source.kind,
+        "rank": result.source.rank,
         "requests": len(tape),
         "recorded_peak_bytes": tape.recorded_peak_bytes,
         "recorded_peak_reserved_bytes": tape.recorded_peak_reserved_bytes,
