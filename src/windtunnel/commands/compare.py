@@ -1,6 +1,7 @@
 """Find where two runs part: the first value of two precision dumps that differs, in the order of execution.
 
-A and B are dump folders of PrecisionDebugger (ours or msProbe's), or a step, a rank or a dump.json in them.
+A and B are dump folders of PrecisionDebugger (ours or msProbe's, of PyTorch or MindSpore), or a step, a rank or a
+dump.json in them.
 Statistics or full tensors are compared, whichever the dumps have. Differences by rounding are told apart from
 real ones by the types of the tensors and by what came before; see --exact and --fail-over.
 

@@ -9,33 +9,48 @@ A keyword here may be a position there, and a primitive may take (x, weight, bia
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 
-import numpy as np
-
-from windtunnel.probe.dump_columns import TENSOR, Columns, Vocabulary
+from windtunnel.probe.dump_columns import HAS_STATISTICS, TENSOR, Columns, Vocabulary
 from windtunnel.probe.framework_names import neutral_shape, neutral_suffix
 
-__all__ = ["NEAR", "Told", "ValuePairs"]
+__all__ = ["Told", "ValuePairs"]
 
-NEAR = 1e-3  # relative: figures of the same value in two frameworks
+_NEAR = 1e-3  # relative: figures of the same value in two frameworks
 Told = Callable[[int, int], Mapping[str, str]]  # entries of A and B -> suffix of A to suffix of B
+
+
+class _Rows:
+    """What the rules ask of a row, as plain lists: single elements of arrays are slow to read."""
+
+    def __init__(self, columns: Columns, names: list[int], shapes: list[int], roles: list[int]) -> None:
+        suffixes = columns.suffix.tolist()
+        self.starts = columns.starts.tolist()
+        self.suffix = suffixes
+        self.name = [names[code] for code in suffixes]
+        self.role = [roles[code] for code in suffixes]
+        self.shape = [shapes[code] for code in columns.shape.tolist()]
+        self.kind = columns.kind.tolist()
+        self.has = columns.has.tolist()
+        self.statistics = columns.statistics.tolist()
 
 
 class ValuePairs:
     """Pairs the rows of two entries."""
 
     def __init__(self, a: Columns, b: Columns, words: Vocabulary, told: Told) -> None:
-        self._a, self._b, self._told = a, b, told
+        self._told = told
         self._suffixes = list(words.suffixes)
-        self._roles = words.roles
-        codes: dict[str, int] = {}
-        self._names = [codes.setdefault(neutral_suffix(each), len(codes)) for each in self._suffixes]
-        self._shapes = [neutral_shape(shape) for shape in words.shapes]
+        names: dict[str, int] = {}
+        shapes: dict[tuple[int, ...], int] = {}
+        codes = [names.setdefault(neutral_suffix(each), len(names)) for each in self._suffixes]
+        forms = [shapes.setdefault(neutral_shape(each), len(shapes)) for each in words.shapes]
+        self._a, self._b = (_Rows(side, codes, forms, words.roles.tolist()) for side in (a, b))
 
     def __call__(self, i: int, j: int, *, is_module: bool) -> Iterator[tuple[int, int]]:
         """Rows of entry i of A with rows of entry j of B; -1 for a row without a partner, in A's order."""
-        rows_a = range(int(self._a.starts[i]), int(self._a.starts[i + 1]))
-        rows_b = range(int(self._b.starts[j]), int(self._b.starts[j + 1]))
+        rows_a = range(self._a.starts[i], self._a.starts[i + 1])
+        rows_b = range(self._b.starts[j], self._b.starts[j + 1])
         found: dict[int, int] = {}
         free_b = dict.fromkeys(rows_b)
         told = self._told(i, j)
@@ -56,48 +71,29 @@ class ValuePairs:
         return [*rules, self._is_same_name] if is_module else rules
 
     def _is_told(self, told: Mapping[str, str]) -> Callable[[int, int], bool]:
-        return lambda x, y: told.get(self._suffix(self._a, x)) == self._suffix(self._b, y)
+        return lambda x, y: told.get(self._suffixes[self._a.suffix[x]]) == self._suffixes[self._b.suffix[y]]
 
     def _is_named_alike(self, x: int, y: int) -> bool:
         """The same name, and nothing that speaks against it."""
-        if not self._is_same_name(x, y):
-            return False
-        return self._is_near(x, y) if self._a.kind[x] == TENSOR else True
+        return self._is_same_name(x, y) and (self._a.kind[x] != TENSOR or self._is_near(x, y))
 
     def _is_near(self, x: int, y: int) -> bool:
         if not self._is_same_shape(x, y):
             return False
-        both = int(self._a.has[x] & self._b.has[y]) & 15
-        figures_a, figures_b = self._a.statistics[x], self._b.statistics[y]
-        scale = max(
-            abs(float(figures_a[0])),
-            abs(float(figures_a[1])),
-            abs(float(figures_b[0])),
-            abs(float(figures_b[1])),
-        )
-        if not both or not np.isfinite(scale):
+        both = self._a.has[x] & self._b.has[y]
+        one, two = self._a.statistics[x], self._b.statistics[y]
+        scale = max(abs(one[0]), abs(one[1]), abs(two[0]), abs(two[1]))
+        if not both & HAS_STATISTICS or not isfinite(scale):
             return False
-        return all(
-            abs(float(figures_a[k]) - float(figures_b[k])) <= NEAR * scale for k in (0, 1, 2) if both >> k & 1
-        )
+        return all(abs(one[k] - two[k]) <= _NEAR * scale for k in (0, 1, 2) if both >> k & 1)
 
     def _is_same_place(self, x: int, y: int) -> bool:
         return self._is_same_shape(x, y) and self._is_same_name(x, y)
 
     def _is_same_name(self, x: int, y: int) -> bool:
-        return self._name(self._a, x) == self._name(self._b, y) and self._a.kind[x] == self._b.kind[y]
+        return self._a.name[x] == self._b.name[y] and self._a.kind[x] == self._b.kind[y]
 
     def _is_same_shape(self, x: int, y: int) -> bool:
         """Both are tensors of one shape, and inputs, parameters or outputs."""
-        role_a, role_b = self._roles[int(self._a.suffix[x])], self._roles[int(self._b.suffix[y])]
         is_tensor = self._a.kind[x] == self._b.kind[y] == TENSOR
-        return is_tensor and role_a == role_b and self._shape(self._a, x) == self._shape(self._b, y)
-
-    def _suffix(self, columns: Columns, row: int) -> str:
-        return self._suffixes[int(columns.suffix[row])]
-
-    def _name(self, columns: Columns, row: int) -> int:
-        return self._names[int(columns.suffix[row])]
-
-    def _shape(self, columns: Columns, row: int) -> tuple[int, ...]:
-        return self._shapes[int(columns.shape[row])]
+        return is_tensor and self._a.role[x] == self._b.role[y] and self._a.shape[x] == self._b.shape[y]
