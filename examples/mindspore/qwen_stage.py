@@ -12,7 +12,8 @@ from functools import partial
 from itertools import compress
 
 import mindspore as ms
-from mindspore import Parameter, mint, nn, ops
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore._c_expression import run_backward
 from mindspore.common._grad_function import _Function
 from mindspore.graph.api import _pynative_executor
@@ -458,12 +459,10 @@ def main():
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
     pipeline = Pipeline(stage)
+    random = np.random.default_rng(1234)  # every card must see the same tokens
     for step in range(args.steps):
-        batches = []
-        for _ in range(args.micro_batches):
-            tokens = mint.randint(0, args.vocab, (1, args.seq + 1))
-            batches.append((tokens[:, :-1], tokens[:, 1:]))
-        losses = pipeline.run(batches)
+        texts = random.integers(0, args.vocab, (args.micro_batches, 1, args.seq + 1))
+        losses = pipeline.run([(Tensor(text[:, :-1]), Tensor(text[:, 1:])) for text in texts])
         with ms._no_grad():
             optimizer(gradients.views)
         loss = f"loss {mock(0.0, mean, losses):.3f}" if losses else "the loss is on the last stage"
