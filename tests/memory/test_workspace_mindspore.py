@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.timing.signatures import spec
@@ -106,3 +108,17 @@ def test_level_two_of_a_recording_has_a_row_for_each(tmp_path):
     born = (found.columns["kind"] == Kind.ALLOC) & (found.columns["role"] == Role.WORKSPACE)
     assert found.columns["value"][born].tolist() == [20 * MIB, 16 * MIB]
     assert notes == ()
+
+
+def test_no_primitive_in_any_form_leaves_the_table_without_an_answer():
+    names = (
+        (Path(__file__).parents[1] / "timing" / "data" / "mindspore_primitives.txt")
+        .read_text(encoding="utf-8")
+        .split()
+    )
+    forms = [([], []), ([SQUARE], []), ([SQUARE] * 3, [SQUARE] * 3)]
+    for name in names:
+        for inputs, outputs in forms:
+            demand = TABLE.demand_of(Signature(f"ms.{name}", tuple(inputs), tuple(outputs), ""), NPU)
+            assert min(demand.call, default=0) >= 0
+            assert demand.failed == () or len(inputs) < 3, name
