@@ -276,6 +276,28 @@ def test_what_msprobe_writes_for_the_backward_of_functions_is_left_out(tmp_path)
     assert findings.n_equal == 3
 
 
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_ranks_of_mindspore_that_share_the_work_of_one_are_put_together(tmp_path, is_wrong):
+    x, w, y, z = value(6, 8), value(16, 8), value(6, 16), value(6, 8)
+    a = [
+        Call("Module.up.Linear.forward.0", [x], [y], {"weight": w}),
+        Call("Module.down.Linear.forward.0", [y], [z]),
+    ]
+    write_dump(tmp_path / "a" / "step0" / "rank0", a)
+    for rank, (rows, columns) in enumerate(zip(np.split(w, 2), np.split(y, 2, axis=1), strict=True)):
+        calls = [
+            Call("Cell._backbone.up.Dense.forward.0", [x], [noisy(columns)], {"weight": rows}),
+            Call("Cell._backbone.down.Dense.forward.0", [columns], [z * np.float32(2 if is_wrong else 1)]),
+        ]
+        write_dump(tmp_path / "b" / "step0" / f"rank{rank}", calls, framework="mindspore")
+    findings = Findings()
+    for found in compare_dumps(tmp_path / "a", tmp_path / "b", Tolerance()):
+        findings.add(found)
+    assert findings.n_compared == 5
+    expected = "Module.down.Linear.forward.0.output.0" if is_wrong else None
+    assert (findings.first.item if findings.first else None) == expected
+
+
 def test_two_dumps_of_mindspore_are_compared_strictly(tmp_path):
     calls = network("_backbone.", MINDSPORE)
     for side, chosen in (("a", calls), ("b", calls[:4] + calls[5:])):
