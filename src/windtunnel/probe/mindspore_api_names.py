@@ -88,4 +88,6 @@ _NOT_METHODS = _words(
     # questions about it, and its hooks
     "dim hooks is_contiguous is_floating_point ndimension numel register_hook remove_hook requires_grad_ stride tolist",
     "getitem_index_info setitem_index_info type",
+    # another name of `to`, which it calls
+    "astype",
 )

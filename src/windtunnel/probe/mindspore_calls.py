@@ -33,6 +33,7 @@ class CallWriter(AnyCallWriter):
         self._held: dict[
             int, list[tuple]
         ] = {}  # backward pass -> finished cells with their last nodes, not yet written
+        self._holds = False  # the entry of now is one of these
 
     def edges_of(self, tensors: Sequence[Tensor]) -> Edges:
         return Edges(tensors)
@@ -48,25 +49,46 @@ class CallWriter(AnyCallWriter):
         tensors = [tensor for tensor in tensors_in(outputs) if node_of(tensor) is not None]
         if not tensors:
             return
-        keep = [any(tensor.dtype in DIFFERENTIABLE for tensor in call.tensors)] * len(call.tensors)
+        has_places = any(tensor.dtype in DIFFERENTIABLE for tensor in call.tensors)
+        keep = [has_places] * len(call.tensors)
         if call.backward.startswith("Primitive."):
             done = _only_those_there_are(done)
+        elif is_module and has_places:
+            done = self._after_parameters(done)
         Call(call.edges, tensors, done, self._begun, self.failed, keep)
 
-    def put_backward(self, step: StepOutput, name: str, pieces: list, parent: str | None) -> None:
-        """Write a backward entry, that of a cell after the gradients of its parameters.
+    def _after_parameters(self, done: Callable[[list, list], None]) -> Callable[[list, list], None]:
+        """The backward of a cell is written after the gradients of its parameters.
 
         These reach the parameters right after the cell's last node has run, and before any other node does.
         """
+
+        def write(grad_outputs: list, grad_inputs: list) -> None:
+            self._holds = True
+            try:
+                done(grad_outputs, grad_inputs)
+            finally:
+                self._holds = False
+
+        return write
+
+    def put_backward(self, step: StepOutput, name: str, pieces: list, parent: str | None) -> None:
         engine, node = self._engine(), running_node()
         held = self._held[engine]
-        is_cell = name.startswith("Cell.")
-        if held and not (is_cell and held[-1][0] == node):
+        if held and not (self._holds and held[-1][0] == node):
             self._write_held(engine)
-        if is_cell:
+        if self._holds:
             self._held[engine].append((node, (step, name, pieces, parent)))
         else:
             super().put_backward(step, name, pieces, parent)
+
+    def gradient(self, step: StepOutput, entry: str, key: str, gradient: Tensor) -> list:
+        """The gradient of a parameter; if of another cell than those that are held, a later node has run."""
+        engine = self._engine()
+        cell = entry.rpartition(".parameters_grad.")[0]
+        if not any(name.startswith(f"{cell}.backward.") for _, (_, name, _, _) in self._held[engine]):
+            self._write_held(engine)
+        return super().gradient(step, entry, key, gradient)
 
     def _write_held(self, engine: int) -> None:
         held, self._held[engine] = self._held.get(engine, []), []
@@ -104,6 +126,9 @@ class CallWriter(AnyCallWriter):
 
 def _only_those_there_are(done: Callable[[list, list], None]) -> Callable[[list, list], None]:
     def write(grad_outputs: list, grad_inputs: list) -> None:
-        done(grad_outputs, [gradient for gradient in grad_inputs if gradient is not None])
+        done(
+            [gradient for gradient in grad_outputs if gradient is not None],
+            [gradient for gradient in grad_inputs if gradient is not None],
+        )
 
     return write

@@ -24,6 +24,9 @@ DIFFERENTIABLE = frozenset(
     for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
     if hasattr(dtype, name)
 )
+_COPY = (
+    "Contiguous"  # of a view, before an operator that wants it in one piece: its gradient is that of the view
+)
 _LEAF = 2**64 - 1  # the sequence number of a node that accumulates into a leaf
 
 
@@ -70,6 +73,11 @@ class Edges:
                 self.nodes.setdefault(key, (node, []))[1].append(index)
         self.since = _Seen.newest + 1
 
+    def find(self, node: Any, nr: int) -> tuple[Any, list[int]] | None:
+        """Which inputs are the output `nr` of a node."""
+        key = node._unique_id()
+        return self.leaves.get(key) if node._sequence_nr() == _LEAF else self.nodes.get((key, nr))
+
 
 class Call(AnyCall):
     """The backward of one call of MindSpore."""
@@ -90,7 +98,7 @@ class Call(AnyCall):
 
     def _walk(self, edges: Edges, nodes: dict[int, Any]) -> None:
         stack = list(nodes.items())
-        since, leaves, inner = edges.since, edges.leaves, edges.nodes
+        since = edges.since
         while stack:
             mine, node = stack.pop()
             if node._sequence_nr() < since:
@@ -99,10 +107,14 @@ class Call(AnyCall):
                 if target is None:
                     continue
                 key, number = target._unique_id(), target._sequence_nr()
+                if number >= since and number != _LEAF and target.name() == _COPY:
+                    ((behind, behind_nr),) = target.next_functions
+                    if behind is not None and edges.find(behind, behind_nr) is not None:
+                        target, nr = behind, behind_nr
+                        key, number = target._unique_id(), target._sequence_nr()
+                found = edges.find(target, nr)
                 if number == _LEAF:
-                    found, number = leaves.get(key), -1
-                else:
-                    found = inner.get((key, nr))
+                    number = -1
                 if found is not None:
                     self.edges_of.setdefault(mine, []).append((position, found[1]))
                 elif number >= since and key not in nodes:
@@ -115,8 +127,8 @@ class Call(AnyCall):
         super().ran(key, grad_inputs, grad_outputs)
 
     def _last(self, nodes: dict[int, Any]) -> frozenset[int]:
-        """As always; if no input gets a gradient, the call is over when the first node that it made has run."""
-        if self.edges_of or not nodes:
+        """As always; if no input gets a gradient though one could, the call is over with the first node it made."""
+        if self.edges_of or not nodes or not any(self.keep):
             return super()._last(nodes)
         return frozenset((min(nodes, key=lambda key: nodes[key]._sequence_nr()),))
 
