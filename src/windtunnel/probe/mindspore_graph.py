@@ -72,6 +72,8 @@ class GraphCode:
         self._inside = {id(below) for cell in compiled for path, below in cell.cells_and_names() if path}
         if is_first and not is_graph_mode():
             self.area = "pynative" if compiled else ""
+        if is_first:
+            self._tell_about_device()
         known = {id(cell) for cell in self._cells.values()}
         for name, cell in named_cells(model):
             if id(cell) not in known and not _is_left_out(cell):
@@ -154,6 +156,15 @@ class GraphCode:
         """The rank became known after the folder was made."""
         if self._graph is not None:
             self._graph.rename(self._graph.folder.path.with_name(name))
+
+    def _tell_about_device(self) -> None:
+        device = ms.get_context("device_target")
+        if device != "CPU" and (is_graph_mode() or self._inside):
+            tell(
+                f"cells in static graphs are collected by operators that MindSpore runs on the host; on {device} it does "
+                "so at jit_level O0 and O1 only, and this is tried on CPU alone: if the graph does not compile, set "
+                '"level": "L2", which MindSpore\'s own dump writes'
+            )
 
     def _tell_once(self, sentence: str) -> None:
         if not self._is_told:

@@ -85,7 +85,7 @@ _token = _operator(_next_token, "side_effect_hidden")  # without order, but no t
 _take = _operator(_host("forward"), "side_effect_io")
 # Reads of parameters are ordered with the optimizer's writes, which other effects are not.
 _take_parameter = _operator(_host("forward"), "side_effect_mem")
-_take_gradient = _operator(_host("backward"), "side_effect_io")
+_take_gradient = _operator(_host("backward"), "side_effect_hidden")
 _FLOATS = (ms.float32, ms.float16, ms.bfloat16, ms.float64)
 
 
@@ -122,8 +122,8 @@ def _note(value, token, cell, path):
             index = index + 1
     elif isinstance(value, dict):
         if len(value) > 0:
-            for key in value:
-                _note(value[key], token, cell, path + "." + str(key))
+            for key, item in value.items():
+                _note(item, token, cell, path + "." + str(key))
     elif value is None or isinstance(value, (int, float, str, bool)):
         if ops.isconstant(value):
             _take(token, Tensor([_place(cell, path, "constant", value)], ms.int64), _NONE)
@@ -161,10 +161,23 @@ def _tap(value, token, cell, path):
         if len(value) == 0:
             return value
         named = {}
-        for key in value:
-            named[key] = _tap(value[key], token, cell, path + "." + str(key))
+        for key, item in value.items():
+            named[key] = _tap(item, token, cell, path + "." + str(key))
         return named
     return value
+
+
+def _apart(named):
+    """Keyword arguments in two: what may hold tensors, and constants, which the compiler must see as such."""
+    tensors = {}
+    others = {}
+    if len(named) > 0:
+        for key, item in named.items():
+            if isinstance(item, (Tensor, tuple, list, dict)):
+                tensors[key] = item
+            else:
+                others[key] = item
+    return tensors, others
 
 
 def tapped_construct(
@@ -192,7 +205,8 @@ def tapped_construct(
                 else:
                     _take_parameter(token, Tensor([_place(cell, path, "tensor", None)], ms.int64), value)
         if has_gradients:
-            out = inner(*_tap(args, token, cell, "input"), **_tap(kwargs, token, cell, "kwargs"))
+            tensors, others = _apart(kwargs)
+            out = inner(*_tap(args, token, cell, "input"), **_tap(tensors, token, cell, "kwargs"), **others)
         else:
             out = inner(*args, **kwargs)
         if isinstance(out, tuple):
