@@ -96,7 +96,9 @@ def test_the_chip_is_the_chosen_one(stubs, wheel, chosen, seen):
 
 def test_the_folder_looks_like_cann(stubs):
     assert stubs.folder.name == "cann"
-    assert (stubs.folder / "lib64").resolve() == (stubs.folder / "lib").resolve()
+    for cut in (stubs.folder, stubs.folder.parent):  # where MindSpore 2.8 and later cut the path, and 2.7
+        assert (cut / "lib64").resolve() == (stubs.folder / "lib").resolve()
+    assert stubs.folder.parent.name == "latest"
     names = {path.name for path in (stubs.folder / "lib").iterdir()}
     ours = {"libwindtunnel_marks.so", "libwindtunnel_repairs.so"}
     assert names == {"libascendcl.so", "libhccl.so", "libopened.so"} | ours
@@ -127,6 +129,7 @@ def test_the_users_variables_stay_behind_ours(stubs, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     assert stubs.environment() == {
+        "ASCEND_OPP_PATH": f"{stubs.folder}/opp",
         "LD_LIBRARY_PATH": f"{stubs.folder}/lib64:/theirs",
         "LD_PRELOAD": f"{stubs.folder}/lib/libwindtunnel_repairs.so",
         "PYTHONPATH": f"{stubs.folder}/py",
@@ -199,12 +202,12 @@ def test_they_are_made_once(stubs, wheel, cache, monkeypatch):
     started = time.perf_counter()
     assert stubs_for(wheel, cache) == stubs
     assert time.perf_counter() - started < 0.1
-    assert [path.name for path in cache.iterdir()] == [stubs.folder.parent.name]
+    assert [path.name for path in cache.iterdir()] == [stubs.folder.parents[1].name]
 
 
 def test_the_name_says_version_and_machine_and_changes_with_the_wheel(wheel, tmp_path, quick_build):
     first = stubs_for(wheel, tmp_path / "cache")
-    assert first.folder.parent.name.startswith(f"9.8.7-{os.uname().machine}-")
+    assert first.folder.parents[1].name.startswith(f"9.8.7-{os.uname().machine}-")
     other = shutil.copytree(wheel, tmp_path / "other")
     with open(other / "lib" / "plugin" / "libmindspore_ascend.so.2", "ab") as file:
         file.write(b"a nightly build of the same version")
@@ -214,10 +217,10 @@ def test_the_name_says_version_and_machine_and_changes_with_the_wheel(wheel, tmp
 
 def test_the_default_place_is_the_users_cache(wheel, tmp_path, monkeypatch, quick_build):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert stubs_for(wheel).folder.parents[1] == tmp_path / "xdg" / "windtunnel" / "cann-stubs"
+    assert stubs_for(wheel).folder.parents[2] == tmp_path / "xdg" / "windtunnel" / "cann-stubs"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert stubs_for(wheel).folder.parents[1] == tmp_path / "home" / ".cache" / "windtunnel" / "cann-stubs"
+    assert stubs_for(wheel).folder.parents[2] == tmp_path / "home" / ".cache" / "windtunnel" / "cann-stubs"
 
 
 def test_a_build_that_is_interrupted_leaves_nothing(wheel, tmp_path, monkeypatch):
@@ -254,7 +257,7 @@ def test_two_at_once_use_what_the_first_made(wheel, tmp_path, monkeypatch, quick
     monkeypatch.setattr(cann_stubs, "_build", overtaken)
     stubs = stubs_for(wheel, tmp_path)
     assert (stubs.folder / "first").exists()
-    assert list(tmp_path.iterdir()) == [stubs.folder.parent]
+    assert list(tmp_path.iterdir()) == [stubs.folder.parents[1]]
 
 
 def test_a_cache_that_cannot_be_written_is_replaced_for_this_run(wheel, tmp_path, quick_build):
@@ -272,7 +275,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_for_this_run(wheel, tmp_path
 def test_a_wheel_of_another_version_is_tried_with_a_remark(wheel, tmp_path, quick_build):
     remarks: list[str] = []
     stubs_for(wheel, tmp_path, tell=remarks.append)
-    assert remarks[0] == "loader stubs were tried with mindspore 2.10.0; this is 9.8.7"
+    assert remarks[0] == "loader stubs were tried with mindspore 2.7.1, 2.8.0, 2.9.0, 2.10.0; this is 9.8.7"
 
 
 # -- what is said --------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Loader stubs that let MindSpore's own Ascend plugin start where CANN is not installed.
 
-    installed wheel ──> what its plugin wants ──> compiled once ──> cache/<version>-<machine>-<hash>/cann ──> CannStubs
+    installed wheel ──> what its plugin wants ──> compiled once ──> cache/<version>-<machine>-<hash>/ ──> CannStubs
                                                                                  (used again by every later run)
 
 The stubs are our own code, made on the user's machine. They are only good for MindSpore's simulation levels 0 and 1,
-which never call the device. Neither the wheel nor the user's environment is changed: a run gets three variables.
+which never call the device. Neither the wheel nor the user's environment is changed: a run gets four variables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from windtunnel.errors import NoToolchain
 
 __all__ = ["TRIED_VERSIONS", "CannStubs", "stubs_for", "version_of"]
 
-TRIED_VERSIONS = ("2.10.0",)
+TRIED_VERSIONS = ("2.7.1", "2.8.0", "2.9.0", "2.10.0")
+# MindSpore cuts the path of libascendcl.so behind the last "cann", in 2.7 behind "latest", and appends lib64.
+_FOLDER = Path("latest", "cann")
 _STALE_SECONDS = 3600  # a build takes seconds: what is older was left by one that was killed
 # MindSpore wants to import CANN's Python package for communication before it starts a group.
 _HCCL_PACKAGE = "class sys_version:  # noqa: N801\n    __sys_version__ = '0'\n"
@@ -38,19 +40,18 @@ _HCCL_PACKAGE = "class sys_version:  # noqa: N801\n    __sys_version__ = '0'\n"
 class CannStubs:
     """A folder that looks like an installed CANN to the loader."""
 
-    folder: Path  # ends in "cann": MindSpore cuts the path of libascendcl.so there and appends lib64
+    folder: Path  # ends in "cann"
 
     def environment(self) -> dict[str, str]:
-        """The variables a run needs, with what they hold already behind ours."""
+        """The variables a run needs; paths that they hold already stay behind ours."""
         ours = {
             "LD_LIBRARY_PATH": self.folder / "lib64",
             "LD_PRELOAD": self.folder / "lib" / REPAIRS_LIBRARY,
             "PYTHONPATH": self.folder / "py",
         }
-        return {
-            name: os.pathsep.join(filter(None, (str(path), os.environ.get(name))))
-            for name, path in ours.items()
-        }
+        paths = {name: [str(path), *filter(None, [os.environ.get(name)])] for name, path in ours.items()}
+        joined = {name: os.pathsep.join(both) for name, both in paths.items()}
+        return joined | {"ASCEND_OPP_PATH": str(self.folder / "opp")}
 
     @property
     def marks(self) -> Path:
@@ -66,8 +67,8 @@ def stubs_for(
         raise NoToolchain(f"MindSpore's Ascend plugin is a Linux library, this is {sys.platform}")
     version = version_of(mindspore_folder)
     home = (cache or _default_cache()) / _key(mindspore_folder, version)
-    if (home / "cann" / "lib" / CANN_LIBRARY).exists():
-        return CannStubs(home / "cann")
+    if (home / _FOLDER / "lib" / CANN_LIBRARY).exists():
+        return CannStubs(home / _FOLDER)
     if version not in TRIED_VERSIONS:
         tell(f"loader stubs were tried with mindspore {', '.join(TRIED_VERSIONS)}; this is {version}")
     try:
@@ -78,7 +79,7 @@ def stubs_for(
         return _temporary(mindspore_folder, home, error, tell)
     tell(f"making loader stubs for mindspore {version}, once")
     try:
-        _build(mindspore_folder, version, building / "cann")
+        _build(mindspore_folder, version, building / _FOLDER)
         _move(building, home)
     except OSError as error:
         raise NoToolchain(
@@ -87,12 +88,15 @@ def stubs_for(
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return CannStubs(home / "cann")
+    return CannStubs(home / _FOLDER)
 
 
 def _build(mindspore_folder: Path, version: str, folder: Path) -> None:
     build_stubs(wanted_from_cann(mindspore_folder), folder)
     (folder / "lib64").symlink_to("lib")
+    (folder.parent / "lib64").symlink_to("cann/lib")
+    for name in ("opp", "opp_kernel"):  # 2.7 wants both to exist
+        (folder / name).mkdir()
     package = folder / "py" / "hccl"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(_HCCL_PACKAGE, encoding="utf-8")
@@ -123,7 +127,7 @@ def _move(building: Path, home: Path) -> None:
         building.rename(home)
     except OSError:
         # Another process was quicker: what it made is the same.
-        if not (home / "cann" / "lib" / CANN_LIBRARY).exists():
+        if not (home / _FOLDER / "lib" / CANN_LIBRARY).exists():
             raise
 
 
@@ -136,9 +140,9 @@ def _temporary(mindspore_folder: Path, home: Path, error: OSError, tell: Callabl
         tell(f"loader stubs are made for this run only: {home.parent} cannot be written ({error.strerror})")
         folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
         atexit.register(_remove_by_its_maker, folder, os.getpid())
-        _build(mindspore_folder, version_of(mindspore_folder), folder / "cann")
+        _build(mindspore_folder, version_of(mindspore_folder), folder / _FOLDER)
         _temporary_homes[home] = folder
-    return CannStubs(_temporary_homes[home] / "cann")
+    return CannStubs(_temporary_homes[home] / _FOLDER)
 
 
 def _remove_by_its_maker(folder: Path, process: int) -> None:
