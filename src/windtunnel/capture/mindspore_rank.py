@@ -17,10 +17,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.capture.cann_stubs import CannStubs, stubs_for, version_of
+from windtunnel.capture.cann_stubs import stubs_for, version_of
 from windtunnel.capture.mindspore_facts import PrintedFacts
 from windtunnel.capture.model_names import ModelNames
 from windtunnel.capture.task import RankTask
@@ -31,10 +32,10 @@ from windtunnel.errors import MissingFramework, UsageError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import location_of
 
-__all__ = ["mindspore_home", "run_rank"]
+__all__ = ["Route", "mindspore_home", "run_by", "run_rank"]
 
 # Not `-m`: that puts the working directory before our own imports, and a json.py there would be ours.
-_START = "import sys; del sys.path[0]; from windtunnel.capture.mindspore_child import start; start()"
+_START = "import sys; del sys.path[0]; from windtunnel.capture.{} import start; start()"
 # What MindSpore says about a machine without Ascend's toolkit, and the progress of its own files: nobody can act on it.
 _NOISE = re.compile(
     r"mindspore/run_check/_check_version\.py|dlopen_macro\.h|(Tracker(Graph)?|MemBlock|Task) Dump progress"
@@ -42,19 +43,37 @@ _NOISE = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Route:
+    """How a script's process is made to simulate: its program, what that is told, its variables."""
+
+    program: str  # a file of this room
+    arguments: tuple[str | Path, ...]
+    variables: dict[str, str]
+    notices: tuple[str, ...] = ()  # what the user must know about it
+
+
 def run_rank(
     task: RankTask, on_step: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], str | None]:
     """Run the task to its end, whatever that is. Returns how it ended, and why it could not be recorded if so."""
     stubs = stubs_for(mindspore_home(), tell=_say)
+    return run_by(Route("mindspore_child", (stubs.marks,), stubs.environment()), task, on_step)
+
+
+def run_by(
+    route: Route, task: RankTask, on_step: Callable[[int], None] | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """The same by any route whose process writes what MindSpore's tracker writes."""
     folder = Path(task.folder) / "mindspore"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     facts = PrintedFacts()
     with _without_litter():
-        code = _run_script(task, stubs, folder, facts, on_step)
+        code = _run_script(task, route, folder, facts, on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
     outcome = _outcome(marks, code) | {"mindspore_facts": facts.as_document()}
+    outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
     failure = _record(task, folder, marks, outcome)
     if not task.is_tracking_stacks and failure is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,7 +94,7 @@ def mindspore_home() -> Path:
 
 
 def _run_script(
-    task: RankTask, stubs: CannStubs, folder: Path, facts: PrintedFacts, on_step: Callable[[int], None] | None
+    task: RankTask, route: Route, folder: Path, facts: PrintedFacts, on_step: Callable[[int], None] | None
 ) -> int:
     """Its exit code. What it prints goes on to our own output."""
     task_file = folder / "task.json"
@@ -83,12 +102,13 @@ def _run_script(
     steps, their_steps = os.pipe()
     with _ignoring_interrupts():
         process = subprocess.Popen(
-            [sys.executable, "-u", "-c", _START, task_file, folder / "marks.jsonl", str(their_steps), stubs.marks],
+            [sys.executable, "-u", "-c", _START.format(route.program), task_file, folder / "marks.jsonl",
+             str(their_steps), *route.arguments],
             stdin=subprocess.DEVNULL,  # nobody is there to answer: a script that asks must not wait
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(their_steps,),
-            env=os.environ | stubs.environment() | _variables(task, folder),
+            env=os.environ | route.variables | _variables(task, folder),
         )  # fmt: skip
         os.close(their_steps)
         following = threading.Thread(target=_follow_steps, args=(steps, on_step), daemon=True)
