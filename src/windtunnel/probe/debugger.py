@@ -85,6 +85,14 @@ class Debugger:
         """The rank of this process and how many there are, as far as known; `rank_id` is what the user gave."""
         raise NotImplementedError
 
+    def renamed(self, name: str) -> None:
+        """The folder of this process is called so from now on."""
+
+    @property
+    def step_number(self) -> int:
+        """The number of the step that runs, or comes next."""
+        return self._step
+
     def area_for(self, model: Any) -> str:
         """The folder below dump_path for the step that begins now with this model; "" for dump_path itself."""
         return ""
@@ -105,7 +113,7 @@ class Debugger:
         if self._is_on or not self._is_wanted(rank_id) or not self._take_slices(scheduled_tokens):
             return
         if self.collector.step is None:
-            self._safely(lambda: self._open_step(rank_id, model))
+            self.safely(lambda: self._open_step(rank_id, model))
             if self.collector.step is None:
                 return
         self._is_on = True
@@ -122,9 +130,9 @@ class Debugger:
         self._is_on = False
         tokens, self._tokens = self._tokens, None
         if tokens is not None:
-            self._safely(tokens.close)
+            self.safely(tokens.close)
         self._remove()
-        self._safely(self.collector.flush)
+        self.safely(self.collector.flush)
         self.meter.forget()  # until the next start memory may be written behind our back
 
     def step(self) -> None:
@@ -145,15 +153,15 @@ class Debugger:
         if not self._is_wanted(None):
             return
         if self.collector.step is None:
-            self._safely(lambda: self._open_step(None))
-        self._safely(lambda: self.points.save(variable, name, save_backward))
+            self.safely(lambda: self._open_step(None))
+        self.safely(lambda: self.points.save(variable, name, save_backward))
 
     def set_init_step(self, step: int) -> None:
         """Count steps from here: for a training that goes on from a checkpoint."""
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise UsageError(f"set_init_step({step!r}) is not a step", hint="give a whole number from 0 on")
         self._step = self._first_step = step
-        self._safely(self._move_step)
+        self.safely(self._move_step)
 
     @contextmanager
     def watch(self, model: Any = None, **options: Any) -> Iterator[None]:
@@ -188,11 +196,11 @@ class Debugger:
 
     def _install(self, model: Any) -> None:
         for part in self.parts:
-            self._safely(lambda part=part: part.install(model))
+            self.safely(lambda part=part: part.install(model))
 
     def _remove(self) -> None:
         for part in reversed(self.parts):
-            self._safely(part.remove)
+            self.safely(part.remove)
         self.scopes.stack.clear()  # nobody tells any more when the modules of now end
 
     def _take_slices(self, scheduled_tokens: Mapping[str, int] | None) -> bool:
@@ -248,6 +256,7 @@ class Debugger:
         step, (rank, _) = self.collector.step, self.rank_of(None)
         if step is not None and rank is not None and step.folder.path.name == f"proc{os.getpid()}":
             step.rename(step.folder.path.with_name(f"rank{rank}"))
+            self.renamed(f"rank{rank}")
 
     def _move_step(self) -> None:
         """A step that was begun before its number was known goes where it belongs, or is given up if not wanted."""
@@ -275,12 +284,12 @@ class Debugger:
 
     def step_over(self) -> None:
         """Complete the files of an open step without counting it."""
-        self._safely(self.writer.finish_partial)
+        self.safely(self.writer.finish_partial)
         for part in self.parts:
-            self._safely(part.end_step)
-        self._safely(self.points.end_step)
-        self._safely(self._name_by_rank)
-        self._safely(self.collector.end_step)
+            self.safely(part.end_step)
+        self.safely(self.points.end_step)
+        self.safely(self._name_by_rank)
+        self.safely(self.collector.end_step)
         self.meter.forget()
 
     @property
@@ -290,7 +299,8 @@ class Debugger:
 
         return windtunnel.__version__
 
-    def _safely(self, work: Callable[[], Any]) -> None:
+    def safely(self, work: Callable[[], Any]) -> None:
+        """Do something of our own; if it fails the program goes on."""
         try:
             work()
         except Exception as error:

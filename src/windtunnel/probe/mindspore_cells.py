@@ -9,7 +9,7 @@ MindSpore's own backward hooks put operators into the graph; these do not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, nn
@@ -43,11 +43,19 @@ def named_cells(model: Any) -> list[tuple[str, nn.Cell]]:
 class CellHooks:
     """Hooks on the cells of one model; installed while collecting, gone afterwards."""
 
-    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, quiet: Quiet) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        writer: CallWriter,
+        scopes: Scopes,
+        quiet: Quiet,
+        is_compiled: Callable[[nn.Cell], bool],
+    ) -> None:
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
         self.quiet = quiet
+        self.is_compiled = is_compiled  # cells that run only inside graphs take no hooks
         self._handles: list[Any] = []
         self._gradients = ParameterGradients(collector, writer)
         self._open = threading.local()
@@ -56,12 +64,9 @@ class CellHooks:
         """Hook every cell; calling it again does nothing until `remove`."""
         if self._handles:
             return
-        for name, cell in self.cells(model):
-            self._watch(name, cell)
-
-    def cells(self, model: Any) -> Iterable[tuple[str, nn.Cell]]:
-        """The cells to hook, by name."""
-        return named_cells(model)
+        for name, cell in named_cells(model):
+            if not self.is_compiled(cell):
+                self._watch(name, cell)
 
     def remove(self) -> None:
         """Take the hooks off the cells. Hooks on the graph stay, for its backward may come later."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mindspore
 from mindspore import nn
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
@@ -16,6 +17,9 @@ from windtunnel.probe.debugger import Debugger as AnyDebugger
 from windtunnel.probe.mindspore_calls import CallWriter
 from windtunnel.probe.mindspore_custom_apis import CustomApis
 from windtunnel.probe.mindspore_elements import Elements
+from windtunnel.probe.mindspore_graph import GraphCode
+from windtunnel.probe.mindspore_graph_compilers import is_graph_mode
+from windtunnel.probe.mindspore_graph_kernels import KernelDump
 from windtunnel.probe.mindspore_parts import parts_for
 from windtunnel.probe.mindspore_points import PointWriter
 from windtunnel.probe.mindspore_statistics import MindSporeMeter
@@ -43,7 +47,25 @@ class Debugger(AnyDebugger):
 
         Without a model the one that was given last is meant.
         """
-        super().start(self.last_model if model is None else model, token_range, rank_id)
+        model = self.last_model if model is None else model
+        self.safely(lambda: self._prepare(model))
+        super().start(model, token_range, rank_id)
+
+    def _prepare(self, model: Any) -> None:
+        """What compiled code needs, wanted or not: the first step compiles, whichever steps are collected."""
+        self.graph.prepare(model)
+        if self.config.level == "L2" and self.kernels is None and (is_graph_mode() or _is_ascend()):
+            self.kernels = KernelDump(self.collector)
+            self.parts = [self.kernels]
+        if self.kernels is not None:
+            self.kernels.prepare(model, self.step_number)
+
+    def close(self) -> None:
+        """Finish whatever is open; at exit this comes by itself."""
+        super().close()
+        self.safely(self.graph.close)
+        if self.kernels is not None:
+            self.safely(self.kernels.close)
 
     def build(self) -> None:
         config = self.config
@@ -54,10 +76,20 @@ class Debugger(AnyDebugger):
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()
         self.points = PointWriter(self.collector, self.elements)
-        self.parts = parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
+        self.graph = GraphCode(self.collector, self.version)
+        self.kernels: KernelDump | None = None  # MindSpore's own dump, where only that can see them
+        self.parts = parts_for(
+            config.level, self.collector, self.writer, self.scopes, self.custom_apis, self.graph
+        )
 
     def is_model(self, item: Any) -> bool:
         return isinstance(item, nn.Cell)
+
+    def area_for(self, model: Any) -> str:
+        return self.graph.area
+
+    def renamed(self, name: str) -> None:
+        self.graph.rename(name)
 
     def rank_of(self, rank_id: int | None) -> tuple[int | None, int | None]:
         if rank_id is not None:
@@ -65,3 +97,7 @@ class Debugger(AnyDebugger):
         if GlobalComm.INITED:
             return get_rank(), get_group_size()
         return None, None
+
+
+def _is_ascend() -> bool:
+    return mindspore.get_context("device_target") == "Ascend"

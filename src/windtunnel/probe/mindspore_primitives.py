@@ -48,6 +48,8 @@ class Primitives:
 
     def _change(self, name: str, primitive: Primitive) -> None:
         kind = type(primitive)
+        if not self.apis.collector.selection.wants_api("Primitive", f"{name}.{kind.__name__}"):
+            return
         recording = self._classes.get((kind, name))
         if recording is None:
             recording = self._classes[kind, name] = self._recording(kind, f"Primitive.{name}.{kind.__name__}")
@@ -62,11 +64,7 @@ class Primitives:
         original = kind.__call__
 
         def call(self: Primitive, *args: Any, **kwargs: Any) -> Any:
-            if (
-                apis.quiet.depth
-                or apis.scopes.is_quiet
-                or not apis.collector.selection.wants_api("Primitive", key)
-            ):
+            if apis.quiet.depth or apis.scopes.is_quiet:
                 return original(self, *args, **kwargs)
             entry = None
             apis.quiet.depth += 1

@@ -7,12 +7,14 @@ As in msProbe an API counts by its own name, whatever its prefix: Torch.cat and 
 
 from __future__ import annotations
 
-__all__ = ["is_kept"]
+__all__ = ["is_kept", "is_kept_in_mindspore"]
 
 # Prefixes whose APIs are all CORE: communication, and the fused kernels of an accelerator.
 _CORE_PREFIXES = frozenset(("Distributed", "MintDistributed", "NPU", "MindSpeed"))
 # Prefixes of the frameworks' own APIs; any other one was registered by the user, who wants to see it.
-_FRAMEWORK_PREFIXES = frozenset(("Functional", "Tensor", "Torch", "VF", "Aten"))
+_FRAMEWORK_PREFIXES = frozenset(
+    ("Functional", "Tensor", "Torch", "VF", "Aten", "Mint", "MintFunctional", "Primitive")
+)
 
 
 def _words(*lines: str) -> frozenset[str]:
@@ -74,3 +76,26 @@ def is_kept(risk_level: str, prefix: str, api: str) -> bool:
     if risk_level == "FOCUS":
         return api in _CORE or (api not in _MOVES and api not in _MOVES_BEYOND_MSPROBE)
     return api in _CORE or prefix not in _FRAMEWORK_PREFIXES
+
+
+def is_kept_in_mindspore(risk_level: str, prefix: str, api: str) -> bool:
+    """The same for MindSpore, where msProbe has no levels: FOCUS keeps what msProbe lists, and all that computes."""
+    if risk_level == "FOCUS":
+        return prefix != "Tensor" or api not in _MINDSPORE_MOVES
+    if prefix == "Primitive":  # "matmul.MatMul": the attribute and the class
+        return risk_level == "ALL" or any(word.lower() in _CORE_CLASSES for word in api.split("."))
+    return is_kept(risk_level, prefix, api)
+
+
+# Methods of tensors that msProbe's list does not know and that compute nothing.
+_MINDSPORE_MOVES = _words(
+    "__getitem__ __setitem__ item itemset contiguous copy_ expand expand_dims view_as reshape_as type_as chunk clone",
+    "dsplit hsplit vsplit repeat select new_empty new_full fill fill_ fills zero_ to_coo to_csr index unfold",
+)
+# The classes of primitives have no underscores.
+_CORE_CLASSES = frozenset(word.replace("_", "") for word in _CORE) | {
+    "batchmatmul",
+    "dense",
+    "layernorm",
+    "batchnorm",
+}

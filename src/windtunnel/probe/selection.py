@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from windtunnel.probe.api_list import LISTED_PREFIXES
 from windtunnel.probe.config import ProbeConfig
 from windtunnel.probe.name_patterns import matcher
-from windtunnel.probe.risk_levels import is_kept
+from windtunnel.probe.risk_levels import is_kept, is_kept_in_mindspore
 
 __all__ = ["Selection"]
 
@@ -30,9 +30,10 @@ class Selection:
     def __init__(self, config: ProbeConfig) -> None:
         self.is_open = not config.list and config.scope is None
         self.has_scope = config.scope is not None  # then answers depend on the order of the questions
-        # Risk levels say nothing when the user names what to collect, and are about the APIs of torch.
-        by_risk = self.is_open and config.level in ("L1", "mix") and config.framework == "pytorch"
+        # Risk levels say nothing when the user names what to collect.
+        by_risk = self.is_open and config.level in ("L1", "mix")
         self._risk_level = config.risk_level if by_risk else "ALL"
+        self._is_kept = is_kept if config.framework == "pytorch" else is_kept_in_mindspore
         self._api_list = config.api_list if config.level in ("L1", "mix") else None
         self._listed = matcher(config.list) if config.list else None
         # At these levels a module (or API) in the list stands for everything that runs inside it.
@@ -55,7 +56,7 @@ class Selection:
         """Whether calls of this API are collected at all; ask once and keep the answer."""
         if self._api_list is not None and prefix in LISTED_PREFIXES and (prefix, api) not in self._api_list:
             return False
-        return is_kept(self._risk_level, prefix, api)
+        return self._is_kept(self._risk_level, prefix, api)
 
     def wants(self, entry_name: str, parents: Sequence[str] = ()) -> bool:
         """Whether an entry that begins now is collected; `parents` are the entries it runs inside."""
