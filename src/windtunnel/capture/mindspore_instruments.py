@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 import mindspore
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, _c_expression, nn
 from mindspore.common import initializer
 from mindspore.graph import api
 
@@ -36,6 +36,8 @@ class Instruments:
     def __init__(self, marks: MarkWriter, on_step: Callable[[int], None]) -> None:
         self._marks, self._on_step = marks, on_step
         self.paths = CellPaths()
+        self.parameter_names: dict[str, str] = {}  # MindSpore's name -> its path in the model
+        self.optimizer_states: dict[str, str] = {}  # made by an optimizer -> the weight it is of, or ""
         self._depth = 0
         self._n_backward = 0
         self._n_optimizer = 0
@@ -47,7 +49,7 @@ class Instruments:
         nn.Cell.compile = self._timed_compile(nn.Cell.compile)
         executor = api._PyNativeExecutor
         executor.grad = self._watched_backward(executor.grad)
-        for owner, name in ((Tensor, "backward"),):
+        for owner, name in ((Tensor, "backward"), (_c_expression, "run_backward")):
             if hasattr(owner, name):
                 setattr(owner, name, self._watched_backward(getattr(owner, name)))
         # Values of a simulated card are never read: drawing random numbers for them takes minutes and gigabytes.
@@ -133,15 +135,17 @@ class Instruments:
 
     def name_tensors(self) -> None:
         """Say which memory is which parameter."""
-        states, names = self.optimizer_states(), self.paths.parameter_names()
+        self._learn_names()
+        states, names = self.optimizer_states, self.parameter_names
         for parameter in living(Parameter):
             state_of = states.get(parameter.name)
             role = "weight" if state_of is None else "optimizer"
             self._name(parameter, role, names.get(state_of or parameter.name, parameter.name))
 
-    def optimizer_states(self) -> dict[str, str]:
-        """Parameters that optimizers made for themselves -> the weight each is of, or "" if of none."""
-        found: dict[str, str] = {}
+    def _learn_names(self) -> None:
+        """When the script has ended its optimizer is gone, and its state may not be: so names are kept."""
+        self.parameter_names |= self.paths.parameter_names()
+        found = self.optimizer_states
         for optimizer in living(nn.Optimizer):
             trained = [parameter.name for parameter in optimizer.parameters]
             found |= {
@@ -153,9 +157,10 @@ class Instruments:
                 if isinstance(states, (list, tuple)) and len(states) == len(trained):
                     pairs = zip(states, trained, strict=True)
                     found |= {
-                        s.name: name for s, name in pairs if isinstance(s, Parameter) and s.name in found
+                        s.name: name
+                        for s, name in pairs
+                        if isinstance(s, Parameter) and s.name not in trained
                     }
-        return found
 
     def _name_gradients(self, args: tuple[Any, ...], result: Any) -> None:
         weights = next((arg for arg in args if isinstance(arg, (list, tuple)) and arg and
@@ -163,7 +168,9 @@ class Instruments:
         gradients = _tensors_of(result)
         if len(gradients) < len(weights):
             return
-        names = self.paths.parameter_names()
+        if not weights or any(weight.name not in self.parameter_names for weight in weights):
+            self._learn_names()
+        names = self.parameter_names
         for weight, gradient in zip(weights, gradients[len(gradients) - len(weights) :], strict=True):
             self._name(gradient, "gradient", names.get(weight.name, weight.name))
 

@@ -17,6 +17,7 @@ from windtunnel.capture.tracker_marks import MarkWriter
 __all__ = ["UnknownReads"]
 
 _METHODS = ("asnumpy", "item", "tolist", "__int__", "__float__", "__bool__", "__index__", "numpy")
+_OWN_READERS = ("/mindspore/common/parameter.py",)
 _FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
 
 
@@ -53,7 +54,10 @@ class UnknownReads:
         return read
 
     def _note(self, name: str, value: Any) -> None:
-        key = (_user_line(), f"Tensor.{name}")
+        line = _user_line()
+        if line is None:
+            return
+        key = (line, f"Tensor.{name}")
         plain = value if isinstance(value, (bool, int, float)) else 0
         entry = self._found.setdefault(key, {"where": key[0], "what": key[1], "value": plain, "count": 0})
         entry["count"] += 1
@@ -67,10 +71,13 @@ def _is_on_device(tensor: Any) -> bool:
         return False
 
 
-def _user_line() -> str:
+def _user_line() -> str | None:
+    """Where the script reads; None if MindSpore reads for itself, as when it copies a tensor into a parameter."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file.endswith(_OWN_READERS):
+            return None
         if not any(part in file for part in _FOREIGN):
             return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

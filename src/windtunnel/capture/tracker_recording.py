@@ -77,6 +77,8 @@ class _Rows:
         self._by_address: dict[int, int] = {}  # of live blocks -> storage
         self._signatures: dict[Signature, int] = {}
         self._groups: dict[str, int] = {}
+        self._named: set[int] = set()  # storages whose role was told
+        self._added_to: set[int] = set()  # blocks that backward wrote into and read
         self._again: list[bool] = []  # of each open module: is it a recomputation
         self._is_marked = self._has_graph_step = False
         self._n_steps = 0
@@ -132,7 +134,8 @@ class _Rows:
         self._plain(kind, name, extra=1 if self._again[-1] else -1, module=name)
 
     def _name_storage(self, storage: int, role: Role, name: str) -> None:
-        self._plain(Kind.MARK, storage, self._writer.name(name), role=role)
+        self._plain(Kind.MARK, storage, self._writer.name(name) if name else NO_NAME, role=role)
+        self._named.add(storage)
         self._places.learn(storage, role, name)
 
     # -- memory --------------------------------------------------------------------------------------------
@@ -145,6 +148,10 @@ class _Rows:
             number = self._op_at.get(block.task)
         operator = self._program.operators[number] if number is not None else None
         where = self._where_is(number, operator) if operator is not None else self._places.now()
+        if where.phase == Phase.BACKWARD and self._again and self._again[-1]:
+            where = where._replace(
+                phase=Phase.FORWARD
+            )  # computed again for backward: an activation all the same
         spec = _spec_of(operator, block.start) if operator is not None else None
         stack = operator.stack if operator is not None else block.stack
         self._rows.append((
@@ -193,13 +200,25 @@ class _Rows:
         else:
             party = self._parties.of(operator, name)
             words = "" if party.peer is None else f"peer={party.peer}"
-            signature = Signature(collective, operator.inputs, operator.outputs, words)
+            signature = Signature(collective, *_given_and_got(operator), words)
             kind, group = Kind.COLLECTIVE, self._group(party.group, party.ranks)
+        self._follow_gradients(operator, where.phase)
         self._rows.append((
             kind, number, self._signature(signature), group, 0, self._module(where), where.phase, operator.stream,
             self._device, self._frames.frame(operator.stack), self._storages(operator.read),
             self._storages(operator.written),
         ))  # fmt: skip
+
+    def _follow_gradients(self, operator: TrackedOp, phase: Phase) -> None:
+        """What backward adds into and the optimizer reads are gradients, whoever made the buffer."""
+        if phase == Phase.BACKWARD and not _is_view(operator):
+            self._added_to |= set(operator.read) & set(operator.written)
+        elif phase == Phase.OPTIMIZER and self._added_to:
+            for block in self._added_to.intersection(operator.read):
+                storage = self._storage.get(block)
+                if storage is not None and storage not in self._named:
+                    self._name_storage(storage, Role.GRADIENT, "")
+            self._added_to.difference_update(operator.read)
 
     def _where_is(self, number: int, operator: TrackedOp) -> Where:
         """Asked once for each operator: at its first allocation, or when it runs."""
@@ -256,6 +275,15 @@ def _role(block: Block) -> Role:
     if block.node.endswith(_INPUT_ACTORS):
         return Role.INPUT
     return _ROLES.get(block.kind or "WorkSpace", Role.UNKNOWN)
+
+
+def _given_and_got(operator: TrackedOp) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """What a collective gives and gets: a buffer it only fills is listed as its first argument too."""
+    inputs = operator.inputs
+    if len(operator.read) == len(inputs) > 1:
+        pairs = zip(operator.read, inputs, strict=True)
+        inputs = tuple(spec for block, spec in pairs if block not in operator.written) or inputs
+    return inputs, operator.outputs
 
 
 def _is_view(operator: TrackedOp) -> bool:

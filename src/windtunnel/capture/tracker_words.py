@@ -32,7 +32,11 @@ _NO_KERNELS = {
     "RecordEvent", "WaitEvent", "StreamSend", "StreamRecv", "UpdateOutputDeviceAddress", "CopyTensorData",
     "CopyValueNodeData", "SyncTensorData",
 }  # fmt: skip
-_COPY_TASKS = ("SyncTensorData", "PrepareDataForSequenceAndScalarValue")
+_OTHER_TASKS = (
+    "SyncTensorData",
+    "PrepareDataForSequenceAndScalarValue",
+    "windtunnel",
+)  # copies, our own mark
 
 _BITS = {
     "float64": 64, "int64": 64, "uint64": 64, "complex64": 64, "float32": 32, "int32": 32, "uint32": 32,
@@ -54,7 +58,7 @@ def collective_of(operator: str) -> str | None:
 
 def is_kernel(operator: str, task: str) -> bool:
     """Whether the device computes: copies from the host and bookkeeping are tasks too."""
-    if operator in _NO_KERNELS or task in _COPY_TASKS or task.endswith("Actor"):
+    if operator in _NO_KERNELS or task in _OTHER_TASKS or task.endswith("Actor"):
         return False
     return not operator.startswith("data-")
 
