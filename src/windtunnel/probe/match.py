@@ -69,9 +69,10 @@ def match_columns(
     )
     pairs = _align_entries(a, b, names, scopes, shapes, unlike)
     entry_a, entry_b = _side_by_side(pairs, len(a.entries), len(b.entries))
-    n_renamed = sum(names[0][i].without_call != names[1][j].without_call for i, j in pairs)
     if unlike is None:
+        n_renamed = sum(names[0][i].without_call != names[1][j].without_call for i, j in pairs)
         return _join(a, b, entry_a, entry_b, n_renamed)
+    n_renamed = sum(_path(names[0][i]) != _path(names[1][j]) for i, j in pairs)
     return _join_unlike(entry_a, entry_b, n_renamed, unlike.pair_values, names[0])
 
 

@@ -25,7 +25,7 @@ from tests.probe.twins.weights import (
     write_config,
 )
 
-__all__ = ["Twin", "dump"]
+__all__ = ["CompiledBlock", "Twin", "dump"]
 
 
 class Block(nn.Cell):
@@ -42,7 +42,7 @@ class Block(nn.Cell):
     def construct(self, x: Tensor, mask: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = ops.chunk(self.qkv(self.norm1(x)), 3, axis=-1)
-        q, k, v = (t.reshape(n, length, HEADS, -1).swapaxes(1, 2) for t in (q, k, v))
+        q, k, v = _heads(q), _heads(k), _heads(v)
         scores = self.matmul(q, k.swapaxes(-2, -1)) / math.sqrt(WIDTH // HEADS)
         scores = ops.masked_fill(scores, mask, -1e9)
         mixed = self.matmul(self.softmax(scores), v).swapaxes(1, 2).reshape(n, length, WIDTH)
@@ -51,11 +51,19 @@ class Block(nn.Cell):
         return x + self.mlp(self.norm2(x))
 
 
+def _heads(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[1], HEADS, -1).swapaxes(1, 2)
+
+
+class CompiledBlock(Block):
+    construct = ms.jit(Block.construct)
+
+
 class Twin(nn.Cell):
-    def __init__(self, plant: str = "") -> None:
+    def __init__(self, plant: str = "", block: type[Block] = Block) -> None:
         super().__init__()
         self.embed, self.position = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.CellList([Block(plant if i == 1 else "") for i in range(N_BLOCKS)])
+        self.blocks = nn.CellList([block(plant) if i == 1 else Block("") for i in range(N_BLOCKS)])
         self.norm, self.head = nn.LayerNorm((WIDTH,), epsilon=EPS), nn.Dense(WIDTH, VOCABULARY)
         self.mask = Tensor(np.triu(np.ones((LENGTH, LENGTH), bool), 1))
         self.places = Tensor(np.arange(LENGTH), ms.int32)
@@ -74,6 +82,7 @@ def dump(
     task: str = "statistics",
     steps: int = 1,
     probe: str = "windtunnel",
+    block: type[Block] = Block,
 ) -> Path:
     """Train for some steps and return the folder of the dump."""
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
@@ -84,7 +93,7 @@ def dump(
         from msprobe.mindspore import PrecisionDebugger
 
         mint.norm = ops.norm  # msProbe calls mint.norm, which has no kernel for the CPU
-    model = Twin(plant)
+    model = Twin(plant, block)
     _load(model, plant)
     tokens, targets = (Tensor(each.astype(np.int32)) for each in batch())
     network = nn.WithLossCell(model, Loss())  # as MindSpore trains: every name then begins with _backbone
