@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.cann_stubs import stubs_for, version_of
+from windtunnel.capture.mindspore_errors import ErrorLines
 from windtunnel.capture.mindspore_facts import PrintedFacts
 from windtunnel.capture.model_names import ModelNames
 from windtunnel.capture.task import RankTask
@@ -68,12 +69,14 @@ def run_by(
     folder = Path(task.folder) / "mindspore"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    facts = PrintedFacts()
+    facts, errors = PrintedFacts(), ErrorLines()
     with _without_litter():
-        code = _run_script(task, route, folder, facts, on_step)
+        code = _run_script(task, route, folder, facts, errors, on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
     outcome = _outcome(marks, code) | {"mindspore_facts": facts.as_document()}
     outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
+    if outcome.get("error"):
+        outcome["error"] = errors.explain(str(outcome["error"]))
     failure = _record(task, folder, marks, outcome)
     if not task.is_tracking_stacks and failure is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,7 +97,12 @@ def mindspore_home() -> Path:
 
 
 def _run_script(
-    task: RankTask, route: Route, folder: Path, facts: PrintedFacts, on_step: Callable[[int], None] | None
+    task: RankTask,
+    route: Route,
+    folder: Path,
+    facts: PrintedFacts,
+    errors: ErrorLines,
+    on_step: Callable[[int], None] | None,
 ) -> int:
     """Its exit code. What it prints goes on to our own output."""
     task_file = folder / "task.json"
@@ -115,7 +123,7 @@ def _run_script(
         following.start()
         assert process.stdout is not None
         for line in process.stdout:
-            _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts)
+            _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts, errors)
         code = process.wait()
     following.join(timeout=1.0)
     return code
@@ -127,7 +135,7 @@ def _variables(task: RankTask, folder: Path) -> dict[str, str]:
     kept = [word for word in settings.split(",") if word.strip() and "tracker" not in word.partition(":")[0]]
     found = {
         "WINDTUNNEL_DRY_RUN": "1",
-        "MS_SIMULATION_LEVEL": str(min(task.level, 1)),  # its levels 2 and 3 need a card: those are ours
+        "MS_SIMULATION_LEVEL": "1",  # its level 0 stops before a script has results, 2 and 3 need a card: those are ours
         "MS_ALLOC_CONF": ",".join([*kept, "memory_tracker:True", f"memory_tracker_path:{folder}"]),
     }
     if "MS_DEV_SAVE_GRAPHS_PATH" not in os.environ:
@@ -151,7 +159,8 @@ def _follow_steps(steps: int, on_step: Callable[[int], None] | None) -> None:
                 on_step(int(line))
 
 
-def _pass_on(line: str, facts: PrintedFacts) -> None:
+def _pass_on(line: str, facts: PrintedFacts, errors: ErrorLines) -> None:
+    errors.listen(line)
     if not facts.listen(line) and not _NOISE.search(line):
         _say(line)
 
