@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import numpy as np
 import pytest
 
 from tests.probe.dumps import Call, write_dump
+from tests.probe.test_compare_damage import damage
+from windtunnel.errors import WindtunnelError
 from windtunnel.probe.area_order import interleave
 from windtunnel.probe.comparison import compare_dumps
 from windtunnel.probe.entry_name import parse_entry_name
@@ -342,3 +347,23 @@ def test_graph_and_eager_folders_of_mindspore_are_one_run(tmp_path, at, area):
     assert findings.first.item == f"{a[at].name}.output.0"
     assert findings.first.area == area
     assert "graph and pynative of B were put together" in findings.notes
+
+
+def test_no_damage_ends_in_a_traceback(tmp_path):
+    draw = random.Random(3)
+    write_dump(tmp_path / "torch", network("", TORCH))
+    write_dump(tmp_path / "mindspore", network("_backbone.", MINDSPORE), framework="mindspore")
+    file = tmp_path / "mindspore" / "dump.json"
+    whole, n_answers = file.read_text(), 0
+    for _ in range(60):
+        document = json.loads(whole)
+        for _ in range(draw.randrange(1, 10)):
+            document["data"] = damage(draw, document["data"])
+        file.write_text(json.dumps(document))
+        try:
+            for found in compare_dumps(tmp_path / "torch", tmp_path / "mindspore", Tolerance()):
+                Findings().add(found)
+                n_answers += 1
+        except WindtunnelError:
+            pass
+    assert n_answers > 40

@@ -82,7 +82,8 @@ def leave_out(numbers: PairNumbers, chosen: np.ndarray) -> None:
 
 def element_counts(words: Vocabulary) -> np.ndarray:
     """Elements of every shape of the vocabulary."""
-    return np.array([float(np.prod(shape, dtype=float)) for shape in words.shapes] or [1.0])
+    with np.errstate(over="ignore"):  # sizes that no tensor has, in a damaged file
+        return np.array([float(np.prod(shape, dtype=float)) for shape in words.shapes] or [1.0])
 
 
 def _chunk(

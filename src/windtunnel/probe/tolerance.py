@@ -66,6 +66,7 @@ class Judgement:
     noise: KnownNoise  # to be known again in the next step
 
 
+@np.errstate(over="ignore", invalid="ignore")  # figures of a damaged file may be as large as they like
 def judge(
     match: Match, numbers: PairNumbers, a: Columns, b: Columns, roles: np.ndarray, words: Vocabulary,
     tolerance: Tolerance, *, ignores_types: bool = False, known_noise: KnownNoise = NO_NOISE,
