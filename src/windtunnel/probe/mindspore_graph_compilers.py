@@ -6,7 +6,7 @@ compile(cell or function) ──> around() entered ──> MindSpore reads the P
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mindspore as ms
@@ -35,7 +35,10 @@ def has_jit(cell: nn.Cell) -> bool:
 
 
 class CompileWatch:
-    """Has `around()` entered while MindSpore compiles; what fails in it is told to `failed`."""
+    """Has `around()` entered while MindSpore compiles.
+
+    What does not compile with it compiles without, so that nothing of ours stops a program; `failed` is told why.
+    """
 
     def __init__(
         self, around: Callable[[], AbstractContextManager], failed: Callable[[Exception], None]
@@ -57,12 +60,13 @@ class CompileWatch:
 
     def _watched(self, compile_graph: Callable) -> Callable:
         def compile_watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as entered:
-                try:
-                    entered.enter_context(self.around())
-                except Exception as error:
-                    self.failed(error)
-                return compile_graph(executor, *args, **kwargs)
+            try:
+                with self.around():
+                    return compile_graph(executor, *args, **kwargs)
+            except Exception as error:
+                found = compile_graph(executor, *args, **kwargs)  # or raises what the program's own fault is
+                self.failed(error)
+                return found
 
         return compile_watched
 

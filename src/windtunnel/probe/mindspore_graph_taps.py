@@ -170,14 +170,16 @@ def _tap(value, token, cell, path):
 def _apart(named):
     """Keyword arguments in two: what may hold tensors, and constants, which the compiler must see as such."""
     tensors = {}
-    others = {}
+    keys = ()
+    others = ()
     if len(named) > 0:
         for key, item in named.items():
             if isinstance(item, (Tensor, tuple, list, dict)):
                 tensors[key] = item
             else:
-                others[key] = item
-    return tensors, others
+                keys = (*keys, key)
+                others = (*others, item)
+    return tensors, dict(zip(keys, others))  # noqa: B905  the compiler knows no `strict`
 
 
 def tapped_construct(
