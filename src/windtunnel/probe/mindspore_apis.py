@@ -97,11 +97,10 @@ class ApiStandIns:
 
     def _borrow(self) -> None:
         """`from mindspore.ops import relu` in the program's own modules: they have the function, not its place."""
-        stand_ins = {
-            id(original): stand_in
-            for _, _, original, stand_in in self._places or ()
-            if _is_function(original)
-        }
+        stand_ins: dict[int, Callable] = {}
+        for _, _, original, stand_in in self._places or ():
+            if _is_function(original):
+                stand_ins.setdefault(id(original), stand_in)  # of two names of one function the first
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] in _NOT_THE_PROGRAM or not isinstance(module, ModuleType):
                 continue

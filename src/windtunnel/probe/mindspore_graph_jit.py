@@ -60,7 +60,7 @@ class JitCalls:
         call = None
         apis.quiet.depth += 1
         try:
-            if name is not None and (self._records_cells or not is_cell):
+            if name is not None and (self._records_cells or not is_cell) and not _is_mindspores(executor):
                 try:
                     call = apis.open(f"Jit.{name}", inputs, kwargs)
                 except Exception as error:
@@ -82,3 +82,8 @@ def _name_and_inputs(executor: Any, args: tuple) -> tuple[str | None, tuple]:
     if executor.obj is None or not args:
         return name, args
     return (type(args[0]).__name__ if name == "construct" else name), args[1:]
+
+
+def _is_mindspores(executor: Any) -> bool:
+    """Whether a function is MindSpore's own: its optimizers are compiled, and are no calls of the program's."""
+    return (getattr(executor.fn, "__module__", None) or "").startswith("mindspore.")

@@ -155,19 +155,23 @@ MODELS = {
 }
 
 
-def train_step(program: Program, optimizer: nn.Optimizer | None = None) -> Callable[[], float]:
-    """One step of a training as users write it: forward, backward and update by the functional style."""
+def train_step(program: Program) -> Callable[[], float]:
+    """One step of a training: forward and backward by the functional style, and an update by hand.
+
+    MindSpore's optimizers are compiled when first called, which takes longer than everything else here.
+    """
     program.network.set_train()
-    optimizer = optimizer or nn.SGD(program.network.trainable_params(), 0.1)
+    parameters = program.network.trainable_params()
 
     def forward(*inputs):
         return program.loss(program.network(*inputs[:-1]), inputs[-1])
 
-    gradients = ms.value_and_grad(forward, None, optimizer.parameters)
+    gradients = ms.value_and_grad(forward, None, ms.ParameterTuple(parameters))
 
     def step() -> float:
         loss, found = gradients(*program.inputs, program.labels)
-        optimizer(found)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.set_data(Tensor(parameter.asnumpy() - np.float32(0.1) * gradient.asnumpy()))
         return float(loss.asnumpy())
 
     return step
