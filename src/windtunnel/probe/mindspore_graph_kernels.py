@@ -51,22 +51,24 @@ class KernelDump:
         self.collector = collector
         self._path: Path | None = None
         self._before: str | None = None
+        self._step: int | None = None  # as MindSpore counts
         self._is_on = False
 
     def prepare(self, model: Any = None, step: int = 0) -> None:
-        """At every start, wanted or not: only the first one can tell MindSpore anything."""
-        if self._path is not None:
-            return
-        self._before = os.environ.get(_VARIABLE)
-        self._path = write_kernel_config(self.collector.config, jit_level(), _device())
-        if jit_level() != "O2":
+        """At every start, wanted or not: only the first one can tell MindSpore what to dump."""
+        if self._path is None:
+            self._before = os.environ.get(_VARIABLE)
+            self._path = write_kernel_config(self.collector.config, jit_level(), _device())
+            if jit_level() == "O2":
+                tell(
+                    f"the dump of kernels is set up in {self._path}; at jit level O2 only an Ascend device writes it, "
+                    "while the program runs: run the same command there"
+                )
+                return
             core._dump_set_dynamic()  # steps are those of the debugger, however many graphs run in one
+        if step != self._step and jit_level() != "O2":
             core._set_init_iter(step)
-        else:
-            tell(
-                f"the dump of kernels is set up in {self._path}; at jit level O2 only an Ascend device writes it, while "
-                "the program runs: run the same command there"
-            )
+            self._step = step
 
     def install(self, model: Any = None) -> None:
         self._is_on = True
@@ -84,6 +86,8 @@ class KernelDump:
         if self._path is None or jit_level() == "O2":
             return
         core._dump_step(1)
+        if self._step is not None:
+            self._step += 1
         config = self.collector.config
         if config.task == "statistics" and _device() == "CPU":
             for folder in _step_folders(config.dump_path):

@@ -89,6 +89,7 @@ from windtunnel.mindspore import PrecisionDebugger
 ms.set_context(mode=ms.GRAPH_MODE)
 debugger = PrecisionDebugger(config_path=sys.argv[1])
 debugger.start()
+debugger.set_init_step(10)
 network = nn.Dense(4, 2, weight_init="ones", bias_init="zeros")
 for number in range(3):
     debugger.start()
@@ -100,7 +101,7 @@ for number in range(3):
 
 @pytest.mark.parametrize("task", ["tensor", "statistics"])
 def test_mindspore_dumps_kernels_of_the_wanted_steps_on_a_cpu(tmp_path, task):
-    config = _config(tmp_path, task=task, step=[1, 2])
+    config = _config(tmp_path, task=task, step=[11, 12])
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(config.config_path)],
         check=True,
@@ -110,17 +111,16 @@ def test_mindspore_dumps_kernels_of_the_wanted_steps_on_a_cpu(tmp_path, task):
     dump = tmp_path / "dump"
     assert json.loads((dump / "kernel_kbyk_dump.json").read_text(encoding="utf-8"))
     (net,) = dump.glob("rank_0/Net/*")
-    assert sorted(path.name for path in net.iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in net.iterdir()) == ["11", "12"]
     for step in (1, 2):
+        folder = net / str(10 + step)
         if task == "tensor":
-            (file,) = (net / str(step)).glob("MatMul.*.output.0.*")
+            (file,) = folder.glob("MatMul.*.output.0.*")
             np.testing.assert_array_equal(np.load(file), np.full((1, 2), 4.0 * step))
         else:
-            rows = list(
-                csv.DictReader((net / str(step) / "statistic.csv").read_text(encoding="utf-8").splitlines())
-            )
+            rows = list(csv.DictReader((folder / "statistic.csv").read_text(encoding="utf-8").splitlines()))
             (row,) = (row for row in rows if (row["Op Type"], row["IO"]) == ("MatMul", "output"))
             assert (float(row["Max Value"]), float(row["L2Norm Value"])) == pytest.approx(
                 (4 * step, 4 * step * 2**0.5)
             )
-            assert not list((net / str(step)).glob("*.npy"))
+            assert not list(folder.glob("*.npy"))
