@@ -16,6 +16,7 @@ import mindspore
 
 from windtunnel.capture.mindspore_clock import tracker_clock
 from windtunnel.capture.mindspore_instruments import Instruments
+from windtunnel.capture.mindspore_objects import install_objects
 from windtunnel.capture.mindspore_script import run_script, step_counter, what_was_seen
 from windtunnel.capture.mindspore_values import UnknownReads
 from windtunnel.capture.task import RankTask
@@ -37,12 +38,12 @@ def start() -> None:
     instruments = Instruments(marks, step_counter(task.max_steps, steps))
     instruments.install()
     reads.install()
+    install_objects(reads.notice)
     outcome = run_script(task)
     outcome |= what_was_seen(instruments, reads)
     outcome |= {
         "notices": [*outcome["notices"], *([why_not] if why_not else [])],
         "device_target": str(mindspore.get_context("device_target")),
-        "max_device_memory": str(mindspore.get_context("max_device_memory")),
         "order_folder": str(mindspore.get_context("save_graphs_path")),
         "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,
     }

@@ -15,6 +15,7 @@ _FACTS = {
     "used_peak_mib": re.compile(r"^Used peak memory usage \(without fragments\): (\d+)M"),
     "actual_peak_mib": re.compile(r"^Actual peak memory usage \(with fragments\): (\d+)M"),
 }
+_USABLE_BY_DEFAULT = 61430  # MiB that MindSpore takes of the 64 GiB card it simulates, whatever the card
 
 
 class PrintedFacts:
@@ -34,3 +35,8 @@ class PrintedFacts:
 
     def as_document(self) -> dict[str, int]:
         return dict(self._found)
+
+    def limit_bytes(self) -> int | None:
+        """The limit that the script itself set (runtime.set_memory, max_device_memory); None if it set none."""
+        usable = self._found.get("usable_mib")
+        return None if usable is None or usable == _USABLE_BY_DEFAULT else usable << 20

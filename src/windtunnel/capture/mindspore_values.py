@@ -35,6 +35,11 @@ class UnknownReads:
             if hasattr(Tensor, name):
                 setattr(Tensor, name, self._watched(getattr(Tensor, name), name))
 
+    def notice(self, sentence: str) -> None:
+        """Something the user should know about this run; said once."""
+        if sentence not in self.notices:
+            self.notices.append(sentence)
+
     def found(self) -> list[dict[str, Any]]:
         return list(self._found.values())
 

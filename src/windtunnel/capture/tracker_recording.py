@@ -152,7 +152,9 @@ class _Rows:
             where = where._replace(
                 phase=Phase.FORWARD
             )  # computed again for backward: an activation all the same
-        spec = _spec_of(operator, block.start) if operator is not None else None
+        # The sizes of constants do not matter, and the order in which a graph makes them differs from rank to rank.
+        is_sized = operator is not None and block.kind != "ConstantValue"
+        spec = _spec_of(operator, block.start) if is_sized else None
         stack = operator.stack if operator is not None else block.stack
         self._rows.append((
             Kind.ALLOC, storage, requested_bytes(block.n_bytes, spec), -1 if number is None else number,

@@ -25,6 +25,7 @@ from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory, analyse_memory
+from windtunnel.memory.fragments import peak_in_pages
 from windtunnel.memory.memory_block_file import write_memory_block
 from windtunnel.memory.snapshot_file import write_snapshot
 from windtunnel.report.picture import draw_picture
@@ -101,6 +102,8 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
         )
 
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
+    if usable is not None and (chosen := recording.footer.get("max_device_bytes")):
+        usable = min(usable, int(chosen))  # the script itself asked for less
     buffers = library_buffers_of(recording, request.device.kind)
     if usable is not None and request.counts_library_buffers:
         usable = max(usable - buffers.n_bytes, 0)
@@ -109,8 +112,14 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
     device = max(cards, key=lambda card: cards[card].peak_with_fragments_bytes)  # the tightest card decides
     memory = cards.pop(device)
     result = rank_result(task.rank, memory, request.device.memory_bytes)
-    notes = (*result.notes, *_card_notes(task.rank, own, device, cards), *_buffer_notes(request, buffers))
-    result = replace(result, notes=notes, library_buffers_bytes=buffers.n_bytes)
+    in_pages = peak_in_pages(recording, request.allocator, request.allocator_conf, device)
+    notes = (
+        *result.notes,
+        *_card_notes(task.rank, own, device, cards),
+        *_page_notes(in_pages),
+        *_buffer_notes(request, buffers),
+    )
+    result = replace(result, notes=notes, library_buffers_bytes=buffers.n_bytes, peak_in_pages_bytes=in_pages)
     folder = Path(task.folder)
     try:
         if request.writes_blocks:
@@ -137,6 +146,15 @@ def _buffer_notes(request: RunRequest, buffers: LibraryBuffers) -> list[str]:
     return [
         f"{buffers.library} takes about {format_bytes(buffers.n_bytes)} of its own for {buffers.n_communicators}"
         f" communicator{plural}, an estimate {counted} (--library-buffers)"
+    ]
+
+
+def _page_notes(in_pages: int | None) -> list[str]:
+    if in_pages is None:
+        return []
+    return [
+        f"on a card MindSpore would print {format_bytes(in_pages)} with fragments: there it counts the 2 MiB pages it"
+        " mapped, in a dry run the span of its blocks"
     ]
 
 
