@@ -119,7 +119,7 @@ def _run_script(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(their_steps,),
-            env=os.environ | route.variables | _variables(task, folder),
+            env=os.environ | _variables(task, folder) | route.variables,
         )  # fmt: skip
         os.close(their_steps)
         following = threading.Thread(target=_follow_steps, args=(steps, on_step), daemon=True)
