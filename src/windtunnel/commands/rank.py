@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from windtunnel.capture.mail import Mail
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank_line import RankLine
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import NoToolchain, WindtunnelError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
@@ -53,7 +53,10 @@ def simulate_rank(
 
 
 def _simulate_mindspore(task: RankTask, on_step: Callable[[int], None] | None) -> int:
-    outcome, failure = load("capture", "rank", "mindspore").run_rank(task, on_step)
+    try:
+        outcome, failure = load("capture", "rank", "mindspore").run_rank(task, on_step)
+    except NoToolchain as why:
+        outcome, failure = load("capture", "meta", "mindspore").run_rank(task, on_step, why)
     if failure is not None:
         print(f"windtunnel: {failure}", file=sys.stderr)
         return CANNOT_RECORD

@@ -1,0 +1,35 @@
+"""Simulate a rank of a MindSpore program where no loader stubs can be made: on MindSpore's meta device.
+
+    RankTask, why there are no stubs ──> the script in an interpreter of its own (mindspore_meta_child.py) ──> recording.arrows
+
+The process writes what MindSpore's tracker would have written, so that everything behind it is shared with the other route.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from windtunnel.capture.mindspore_rank import Route, run_by
+from windtunnel.capture.task import RankTask
+from windtunnel.errors import NoToolchain
+
+__all__ = ["run_rank"]
+
+_LIMITS = (
+    "so the script ran on MindSpore's meta device instead: operators, tensors and their lifetimes are MindSpore's own, but "
+    "copies that only a card's kernels make, streams, workspaces and fragments are approximate, and GRAPH_MODE and values "
+    "of tensors are not available"
+)
+
+
+def run_rank(
+    task: RankTask, on_step: Callable[[int], None] | None, why: NoToolchain
+) -> tuple[dict[str, Any], str | None]:
+    """Run the task to its end, whatever that is. Returns how it ended, and why it could not be recorded if so."""
+    variables = {
+        "MS_JIT": "0",  # compiled functions would leave the meta device: so they run as written
+        "MS_ALLOC_CONF": os.environ.get("MS_ALLOC_CONF", ""),  # its own tracker has nothing to see
+    }
+    return run_by(Route("mindspore_meta_child", (), variables, (f"{why}, {_LIMITS}",)), task, on_step)

@@ -1,0 +1,65 @@
+"""The process of a MindSpore script on the meta device: the script runs on the plain CPU wheel, and nothing has bytes.
+
+RankTask ──> meta device, world and settings in place ──> the user's script ──> marks.jsonl, the tracker's files
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+import mindspore
+
+from windtunnel.capture.mindspore_instruments import Instruments
+from windtunnel.capture.mindspore_meta_context import install_context
+from windtunnel.capture.mindspore_meta_device import MetaDevice, MetaMode
+from windtunnel.capture.mindspore_meta_gradients import install_gradients
+from windtunnel.capture.mindspore_meta_tensors import install_tensors
+from windtunnel.capture.mindspore_meta_tracker import MetaTracker
+from windtunnel.capture.mindspore_meta_world import World, install_world
+from windtunnel.capture.mindspore_script import run_script, step_counter, what_was_seen
+from windtunnel.capture.mindspore_values import UnknownReads
+from windtunnel.capture.task import RankTask
+from windtunnel.capture.tracker_marks import MarkWriter
+
+__all__ = ["start"]
+
+
+def start() -> None:
+    """The program: TASK.json MARKS.jsonl STEPS_FD."""
+    task = RankTask.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever waits for us ignores it
+    faulthandler.enable()  # the meta device may fall over an operator: then at least its line is known
+    folder, steps = Path(sys.argv[2]).parent, os.fdopen(int(sys.argv[3]), "w")
+    tracker = MetaTracker()
+    device = MetaDevice(tracker, task.is_tracking_stacks)
+    marks = MarkWriter(Path(sys.argv[2]), lambda: tracker.clock)
+    reads = UnknownReads(marks)
+    instruments = Instruments(marks, step_counter(task.max_steps, steps))
+    # Operators on the main thread: MindSpore shows them only to the thread that asked to see them.
+    mindspore.runtime.launch_blocking()
+    mindspore.DeviceCtx("meta").__enter__()
+    install_tensors(device)
+    install_context(task.local_rank)
+    install_world(World(task.rank, task.world_size, task.nproc_per_node), device)
+    modelled = install_gradients(device)
+    instruments.install()
+    reads.install()
+    with MetaMode(device), mindspore.saved_tensors_hooks(device.save, device.load):
+        outcome = run_script(task)
+        outcome |= what_was_seen(instruments, reads)
+    if modelled:
+        outcome["notices"].append(f"backward was modelled for {', '.join(sorted(modelled))}")
+    outcome["is_graph"] = False
+    atexit._run_exitfuncs()
+    tracker.write(folder)
+    marks.add("end", outcome)
+    marks.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Tensors that outlive Python would give up their handles when there is no Python left to do it.
+    os._exit(0 if outcome["status"] == "ok" else 3)

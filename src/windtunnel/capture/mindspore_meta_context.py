@@ -1,0 +1,56 @@
+"""MindSpore's settings as a script for a card sees them, on a machine where none can be chosen.
+
+    set_device("Ascend"), set_context(device_target=...) ──> nothing happens        get_context("device_target") ──> "Ascend"
+    GRAPH_MODE ──> refused: a graph for a card cannot be compiled here
+
+Python code of MindSpore asks the same questions, and so chooses the operators of a card.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import mindspore
+from mindspore import context, device_manager
+from mindspore._c_expression import ms_ctx_param
+
+from windtunnel.capture.mindspore_meta_tensors import replace_function
+from windtunnel.errors import NoToolchain
+
+__all__ = ["install_context"]
+
+_TARGET = "Ascend"
+
+
+def install_context(device_id: int) -> None:
+    """Before the script's first line."""
+    settings = context._Context
+    get_param, set_mode = settings.get_param, settings.set_mode
+
+    def answer(self: Any, param: Any) -> Any:
+        return _TARGET if param == ms_ctx_param.device_target else get_param(self, param)
+
+    def choose_mode(self: Any, mode: int) -> None:
+        if mode == mindspore.GRAPH_MODE:
+            _refuse_graphs()
+        set_mode(self, mode)
+
+    settings.get_param = answer
+    settings.set_mode = settings.setters["mode"] = choose_mode
+    settings.set_device_target = settings.setters["device_target"] = lambda self, target: None
+    settings.set_device_id = settings.setters["device_id"] = lambda self, number: None
+    settings.set_max_device_memory = settings.setters["max_device_memory"] = lambda self, size: None
+
+    chosen = device_manager.DeviceInfo(_TARGET, device_id)
+    replace_function(device_manager.set_device, lambda device_target, device_id=None: None)
+    replace_function(device_manager.get_current_device, lambda: chosen)
+    for name in ("synchronize", "set_memory", "empty_cache", "set_cpu_affinity"):
+        if (old := getattr(mindspore.runtime, name, None)) is not None:
+            replace_function(old, lambda *args, **kwargs: None)
+
+
+def _refuse_graphs() -> NoReturn:
+    raise NoToolchain(
+        "the script uses GRAPH_MODE, which needs loader stubs that cannot be built here without a C++ compiler",
+        hint="install one, for example `apt-get install g++`, or run the script in PYNATIVE_MODE",
+    )

@@ -1,0 +1,231 @@
+"""MindSpore's meta device as a card with memory: which operator makes, reads and drops which storage.
+
+    every operator, forward and backward ──> MsDispatchMode ──> MetaDevice ──> MetaTracker
+
+A meta tensor has a shape and no bytes. A storage is held by handles, and a handle by either of two: the object that dispatch
+gives back (MindSpore keeps it exactly as long as it would keep the memory), or the autograd graph that saved a tensor of it.
+A tensor's user data names its handle without holding it: MindSpore copies them to tensors whose memory it has let go of.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from mindspore import Tensor, mint
+from mindspore.utils import MsDispatchMode
+
+from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage
+
+__all__ = ["Handle", "MetaDevice", "MetaMode", "tensors_in"]
+
+_KEY = "windtunnel_handle"
+# Operators whose result lies in the memory of their first argument. Most have "View" in their name.
+_VIEWS = {
+    "AsStrided", "BroadcastTo", "Chunk", "Diagonal", "ExpandAs", "ExpandDims", "Flatten", "FlattenExt", "Identity", "Narrow",
+    "Permute", "Reshape", "SelectExt", "Split", "SplitTensor", "SplitWithSize", "Squeeze", "StopGradient", "Swapaxes",
+    "TExt", "Transpose", "TransposeExt", "Unsqueeze", "UnstackExt", "ViewAs",
+}  # fmt: skip
+_COPIES_UNLESS_CONTIGUOUS = {"Reshape", "Flatten", "FlattenExt"}
+_IN_PLACE = ("Inplace", "Assign")
+_FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
+
+
+@dataclass(eq=False)
+class Handle:
+    """What a tensor carries: its storage, held as long as the tensor is."""
+
+    storage: Storage
+    is_contiguous: bool = True
+    value: Any = None  # of a tensor made from host data: what can still be read
+
+    def writes(self) -> None:
+        self.value = None
+
+
+class MetaMode(MsDispatchMode):
+    """MindSpore's own funnel: every operator passes here, those of backward too."""
+
+    def __init__(self, device: MetaDevice) -> None:
+        self._device = device
+
+    def __ms_dispatch__(self, func: Any, args: Any, kwargs: Any = None) -> Any:
+        result = func(*args)
+        self._device.ran(func.name, args, result)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What the autograd graph keeps instead of a tensor."""
+
+    tensor: Any
+    storage: Storage
+
+
+class MetaDevice:
+    """Knows the storage of every tensor."""
+
+    def __init__(self, tracker: MetaTracker, is_tracking_stacks: bool) -> None:
+        self.tracker = tracker
+        self._wants_all = is_tracking_stacks
+        self._is_quiet = False
+        self._views: dict[tuple[Any, ...], list[weakref.ref[Handle]]] = {}
+
+    def ran(self, name: str, args: Any, result: Any) -> None:
+        """An operator ran."""
+        if not name[:1].isupper():
+            return  # a question such as `typeof`: nothing is computed
+        given, made = list(tensors_in(args)), list(tensors_in(result))
+        handles = [self.handle(tensor) for tensor in given]
+        primitive = args[0] if args and hasattr(args[0], "add_prim_attr") else None
+        is_in_place = name.startswith(_IN_PLACE) or bool(getattr(primitive, "side_effect_mem", False))
+        sources = _same_tensors(given, handles, made) if is_in_place else {}
+        for index, tensor in enumerate(made):
+            if _known(tensor) is not None:
+                continue  # an argument, given back
+            if index in sources:
+                self._adopt(tensor, Handle(sources[index].storage, sources[index].is_contiguous))
+                sources[index].writes()
+            elif handles and _is_view(name, tensor, handles[0]):
+                self._make_view(tensor, handles[0].storage)
+            else:
+                self._adopt(tensor, Handle(self._storage(tensor, "PyNativeOutput")))
+        if not self._is_quiet:
+            self.record(name, given, made)
+
+    def record(self, name: str, given: Sequence[Any], made: Sequence[Any], **attributes: str) -> None:
+        self.tracker.operator(
+            name,
+            [self._operand(tensor) for tensor in given],
+            [self._operand(tensor) for tensor in made],
+            self._stack(),
+            **attributes,
+        )
+
+    def gave(self, result: Any, made: Sequence[Handle]) -> None:
+        """MindSpore gave out new tensors for those that were made: both lie in the same memory."""
+        for tensor, source in zip(tensors_in(result), made, strict=False):
+            self._adopt(tensor, Handle(source.storage, source.is_contiguous))
+
+    def took_view(self, source: Any, view: Any) -> None:
+        """Plain indices were used, which dispatch does not show."""
+        if _known(view) is None:
+            self._make_view(view, self.handle(source).storage)
+
+    # -- tensors -------------------------------------------------------------------------------------------
+
+    def handle(self, tensor: Any) -> Handle:
+        """A tensor's handle. One without is a stranger: a contiguous copy of a view, or new."""
+        found = _known(tensor)
+        if found is None:
+            # On the meta device MindSpore copies a view before it computes with it. A card does not.
+            found = self._latest_view(tensor)
+            if found is not None:
+                tensor._set_user_data(_KEY, weakref.ref(found))
+            else:
+                found = self._adopt(tensor, Handle(self._storage(tensor, "PyNativeInput")))
+        return found
+
+    def save(self, tensor: Any) -> Saved:
+        """The autograd graph keeps it for backward."""
+        return Saved(tensor, self.handle(tensor).storage)
+
+    @staticmethod
+    def load(saved: Saved) -> Any:
+        return saved.tensor
+
+    def new_tensor(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """For an operator of ours to write; its memory is there once that is recorded."""
+        self._is_quiet = True
+        try:
+            return mint.zeros(shape, dtype=dtype)
+        finally:
+            self._is_quiet = False
+
+    def make_host_tensor(self, tensor: Any, value: Any = None) -> None:
+        """Made from host data: it takes memory of the card when an operator first reads it."""
+        self._adopt(tensor, Handle(self._storage(tensor, "PyNativeInput"), value=value))
+
+    def make_weight(self, tensor: Any) -> None:
+        self._adopt(tensor, Handle(self._storage(tensor, "Weight")))
+
+    def _make_view(self, tensor: Any, storage: Storage) -> None:
+        handle = Handle(storage, not tensor._need_contiguous())
+        self._adopt(tensor, handle)
+        known = self._views.setdefault(_look(tensor), [])
+        known[:] = [view for view in known if view() is not None]
+        known.append(weakref.ref(handle))
+
+    def _latest_view(self, tensor: Any) -> Handle | None:
+        known = self._views.get(_look(tensor), ())
+        return next((handle for view in reversed(known) if (handle := view()) is not None), None)
+
+    def _adopt(self, tensor: Any, handle: Handle) -> Handle:
+        tensor._set_user_data(_KEY, weakref.ref(handle))
+        weakref.finalize(tensor, _let_go, handle).atexit = False
+        return handle
+
+    def _storage(self, tensor: Any, kind: str) -> Storage:
+        return Storage(self.tracker, prod(tensor.shape) * tensor._itemsize, kind)
+
+    def _operand(self, tensor: Any) -> Operand:
+        return Operand(self.handle(tensor).storage, str(tensor.dtype), tuple(tensor.shape))
+
+    # -- lines of the user ---------------------------------------------------------------------------------
+
+    def _stack(self) -> str:
+        lines: list[str] = []
+        frame = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not any(part in file for part in _FOREIGN):
+                lines.insert(0, f"File:{file};Line:{frame.f_lineno};Function:{frame.f_code.co_name}")
+                if not self._wants_all:
+                    break
+            frame = frame.f_back  # type: ignore[assignment]
+        return "|".join(lines).replace(",", " ").replace("\n", " ")
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _known(tensor: Any) -> Handle | None:
+    name = tensor._get_user_data(_KEY)
+    return name() if name is not None else None
+
+
+def _let_go(handle: Handle) -> None:
+    """Its tensor is gone: whoever called this held the handle, and no longer does."""
+
+
+def _look(tensor: Any) -> tuple[Any, ...]:
+    return (*tensor.shape, str(tensor.dtype))
+
+
+def _is_view(name: str, tensor: Any, source: Handle) -> bool:
+    if name in _COPIES_UNLESS_CONTIGUOUS:
+        return source.is_contiguous
+    return name.endswith("View") or name in _VIEWS or tensor._need_contiguous()
+
+
+def _same_tensors(given: list[Any], handles: list[Handle], made: list[Any]) -> dict[int, Handle]:
+    """Of an operator that writes into its arguments: which result is which argument."""
+    free = list(zip(map(_look, given), handles, strict=True))
+    found: dict[int, Handle] = {}
+    for index, tensor in enumerate(made):
+        for pair in free:
+            if pair[0] == _look(tensor):
+                found[index] = pair[1]
+                free.remove(pair)
+                break
+    return found

@@ -1,0 +1,125 @@
+"""Backward of MindSpore's older primitives on the meta device, which knows none: a model of it.
+
+    a primitive that is run by name (BiasAdd, Conv2D, MaxPool, ...) ──> what it saves, one kernel that makes its gradients
+
+Newer operators (pyboost: mint.*, most of ops.*) keep MindSpore's own backward, operator by operator. For the older ones the
+rules below say what a card saves; one that is not listed saves all it was given and its first result, and each gradient is
+as large as what it is the gradient of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+from mindspore.common._grad_function import _Function
+from mindspore.graph.api import _pynative_executor
+from mindspore.ops import primitive
+
+from windtunnel.capture.mindspore_meta_device import Handle, MetaDevice, tensors_in
+from windtunnel.capture.mindspore_meta_tensors import replace_function
+
+__all__ = ["GradientRule", "install_gradients", "rule_of"]
+
+
+class GradientRule(NamedTuple):
+    """What backward of a primitive needs and makes. Numbers count the tensors given to it."""
+
+    kernel: str  # makes the gradients
+    saved: tuple[int, ...]  # of what it was given
+    results: tuple[int, ...] = ()  # saved too, of what it made
+    passed: tuple[int, ...] = ()  # their gradient is the one that comes in, unchanged
+
+
+_RULES = {
+    "BiasAdd": GradientRule("BiasAddGrad", (), passed=(0,)),
+    "Conv2D": GradientRule("Conv2DBackprop", (0, 1)),
+    "Conv2DTranspose": GradientRule("Conv2DTransposeGrad", (0, 1)),
+    "BatchNorm": GradientRule("BatchNormGrad", (0, 1), results=(3, 4)),
+    "AvgPool": GradientRule("AvgPoolGrad", (0,), results=(0,)),
+    "MaxPool": GradientRule("MaxPoolGrad", (0,), results=(0,)),
+    "Dropout": GradientRule("DropoutGrad", (), results=(1,)),
+    "SoftmaxCrossEntropyWithLogits": GradientRule("Mul", (), results=(1,)),
+    "SparseSoftmaxCrossEntropyWithLogits": GradientRule("SparseSoftmaxCrossEntropyWithLogitsGrad", (0, 1)),
+}
+
+_WITHOUT = {"OnesLike", "ZerosLike", "Shape", "TensorShape", "DType", "Rank", "Size", "Print", "StopGradient"}
+
+
+def rule_of(name: str, n_given: int) -> GradientRule:
+    return _RULES.get(name) or GradientRule(f"{name}Grad", tuple(range(n_given)), results=(0,))
+
+
+def install_gradients(device: MetaDevice) -> set[str]:
+    """Before the script's first line. Returns the names of primitives whose backward was modelled, as it fills."""
+    run, modelled = primitive._run_op, set()
+
+    class Modelled(_Function):
+        @staticmethod
+        def forward(ctx: Any, call: tuple[Any, ...], *given: Any) -> Any:
+            result = run(*call)
+            made = list(tensors_in(result))
+            rule = ctx.rule = rule_of(call[1], len(given))
+            ctx.looks = [(tuple(tensor.shape), tensor.dtype) for tensor in given]
+            ctx.save_for_backward(
+                *(given[i] for i in rule.saved if i < len(given)),
+                *(made[i] for i in rule.results if i < len(made)),
+            )
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            wanted = ctx.needs_input_grad[1:]
+            found: list[Any] = [None] * len(wanted)
+            made = []
+            for i, is_wanted in enumerate(wanted):
+                if is_wanted and i in ctx.rule.passed:
+                    found[i] = gradients[0]
+                elif is_wanted:
+                    found[i] = device.new_tensor(*ctx.looks[i])
+                    made.append(found[i])
+            if made:
+                device.record(ctx.rule.kernel, [*tensors_in(gradients), *ctx.saved_tensors], made)
+            return (None, *found)
+
+    def run_op(obj: Any, name: str, args: tuple[Any, ...]) -> Any:
+        given = list(tensors_in(args))
+        if not _pynative_executor.grad_flag() or not any(tensor._requires_grad for tensor in given):
+            return run(obj, name, args)
+        if getattr(obj, "side_effect_mem", False) or not name[:1].isupper() or name in _WITHOUT:
+            return run(obj, name, args)
+        modelled.add(name)
+        return Modelled.apply((obj, name, args), *given)
+
+    replace_function(run, run_op)
+    _Function.apply = classmethod(_linked(_Function.apply.__func__, device))
+    return modelled
+
+
+def _linked(apply: Callable, device: MetaDevice) -> Callable:
+    """MindSpore gives out other tensors than `forward` of a function made, of the same memory."""
+
+    @wraps(apply)
+    def linked(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made: list[Handle] = []
+        forward = cls.forward
+
+        def watched(*given: Any, **named: Any) -> Any:
+            result = forward(*given, **named)
+            made.extend(device.handle(tensor) for tensor in tensors_in(result))
+            return result
+
+        is_own, own = "forward" in vars(cls), vars(cls).get("forward")
+        cls.forward = staticmethod(wraps(forward)(watched))
+        try:
+            result = apply(cls, *args, **kwargs)
+        finally:
+            if is_own:
+                cls.forward = own
+            else:
+                del cls.forward
+        device.gave(result, made)
+        return result
+
+    return linked

@@ -1,0 +1,143 @@
+"""What MindSpore's own memory tracker would have written, written by us: for a device that has no tracker.
+
+    storages that are born and die, operators ──> MetaTracker ──> memory_block.csv, tracker_graph.ir
+
+The files have MindSpore's own form, so everything behind them is the same for both routes. The clock is its clock too: it
+goes on before a birth or a death takes its tick, and after an operator took its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MetaTracker", "Operand", "Storage"]
+
+_PADDING = 512
+_NEVER = (1 << 63) - 1
+_FIRST_ADDRESS = 1 << 32
+_COLUMNS = (
+    "start_time_stamp", "end_time_stamp", "device_addr", "stream_id", "pool_type", "size", "type", "producer_task",
+    "task_name", "node_name", "graph_name", "python_stack", "is_persistent",
+)  # fmt: skip
+
+
+class Operand(NamedTuple):
+    """A tensor as an operator sees it."""
+
+    storage: Storage
+    dtype: str  # MindSpore's word, "BFloat16"
+    shape: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that tensors share. It is asked for when an operator first touches it, and dies with its last tensor."""
+
+    tracker: MetaTracker
+    n_bytes: int
+    kind: str  # of a block: "Weight", "PyNativeInput", "PyNativeOutput"
+    block: _Block | None = None  # while it is there
+
+    @property
+    def address(self) -> int:
+        return self.block.address if self.block is not None else 0
+
+    def touch(self, stack: str = "") -> None:
+        if self.block is None:
+            self.block = self.tracker.birth(self.n_bytes, self.kind, stack)
+
+    def release(self) -> None:
+        """Its memory goes back; the storage may be touched again."""
+        if self.block is not None:
+            self.tracker.death(self.block)
+            self.block = None
+
+    def resize(self, n_bytes: int) -> None:
+        if n_bytes != self.n_bytes:
+            self.release()
+            self.n_bytes = n_bytes
+
+    def __del__(self) -> None:
+        self.release()
+
+
+@dataclass(slots=True)
+class _Block:
+    start: int
+    address: int
+    size: int
+    kind: str
+    stack: str
+    end: int = _NEVER
+
+
+@dataclass
+class MetaTracker:
+    """Keeps blocks and operators of one rank until they are written."""
+
+    clock: int = 0
+    _blocks: list[_Block] = field(default_factory=list)
+    _operators: list[str] = field(default_factory=list)
+    _next_address: int = _FIRST_ADDRESS
+
+    def birth(self, n_bytes: int, kind: str, stack: str) -> _Block:
+        self.clock += 1
+        size = (n_bytes + _PADDING + 31) // _PADDING * _PADDING  # as MindSpore's pool rounds
+        block = _Block(self.clock, self._next_address, size, kind, stack)
+        self._next_address += size  # no two share an address, so a name never belongs to another
+        self._blocks.append(block)
+        return block
+
+    def death(self, block: _Block) -> None:
+        self.clock += 1
+        block.end = self.clock
+
+    def operator(
+        self,
+        name: str,
+        read: Sequence[Operand],
+        written: Sequence[Operand],
+        stack: str = "",
+        **attributes: str,
+    ) -> None:
+        """An operator ran: what it reads and writes is there now at the latest."""
+        for operand in (*read, *written):
+            if operand.storage.n_bytes:
+                operand.storage.touch(stack)
+        words = ";".join(f"{key}={value}" for key, value in {"stream_id": "0", **attributes}.items())
+        self._operators.append(
+            f"({_blocks(written)}) = {name}({_blocks(read)}), task_info: {self.clock}, attrs {{{words}}}\n"
+            f"    ({_tensors(written)}) <- ({_tensors(read)})\n    # {stack}\n"
+        )
+        self.clock += 1
+
+    def write(self, folder: Path) -> None:
+        with (folder / "tracker_graph.ir").open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(self._operators)
+        with (folder / "memory_block.csv").open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield ",".join(_COLUMNS) + ",\n"
+        for block in self._blocks:
+            persistent = int(block.kind == "Weight")
+            yield (
+                f"{block.start},{block.end},{block.address:#x},0,Meta,{block.size},{block.kind},-1,PyNative,,,"
+                f"{block.stack},{persistent},\n"
+            )
+
+
+def _blocks(operands: Sequence[Operand]) -> str:
+    found = (operand.storage.block for operand in operands)
+    return ", ".join(f"%{block.start}" for block in found if block is not None)
+
+
+def _tensors(operands: Sequence[Operand]) -> str:
+    return ", ".join(
+        f"{operand.dtype}:[{', '.join(map(str, operand.shape))}]"
+        for operand in operands
+        if operand.storage.block is not None
+    )
