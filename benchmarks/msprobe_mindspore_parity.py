@@ -26,7 +26,7 @@ if __package__ in (None, ""):  # run by the other Python, as a file
     sys.path.insert(0, str(ROOT))
 
 GOLDEN = ROOT / "tests" / "mindspore" / "probe" / "golden"
-KEPT = ("L0 mlp", "L1 md5 mint", "mix transformer", "mix cnn", "debug mlp")  # as golden files
+KEPT = ("L0 transformer", "L1 md5 mint", "mix cnn", "mix mlp", "debug mlp", "segment")  # as golden files
 RACES = (("L0", "statistics"), ("L1", "statistics"), ("mix", "statistics"), ("mix", "md5"), ("mix", "tensor"))
 N_STEPS = 6
 

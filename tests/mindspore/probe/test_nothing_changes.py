@@ -33,8 +33,8 @@ def _train(name, debugger=None, n_steps=2):
     return found, [value.asnumpy().tobytes() for value in program.network.get_parameters()]
 
 
-def test_losses_and_parameters_are_the_same_bit_by_bit(tmp_path):
-    name = "transformer"
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.thorough)])
+def test_losses_and_parameters_are_the_same_bit_by_bit(tmp_path, name):
     bare = _train(name)
     for level in LEVELS:
         debugger = make_debugger(tmp_path / level, level=level, task="statistics")
