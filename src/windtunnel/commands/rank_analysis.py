@@ -30,7 +30,7 @@ from windtunnel.memory.memory_block_file import write_memory_block
 from windtunnel.memory.snapshot_file import write_snapshot
 from windtunnel.report.picture import draw_picture
 from windtunnel.report.result import DeviceResult, RankResult, UnknownValue, build_times, rank_result
-from windtunnel.units import format_bytes
+from windtunnel.units import MIB, format_bytes
 
 __all__ = ["Finding", "analyse_rank", "draw_pictures"]
 
@@ -116,6 +116,7 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
     notes = (
         *result.notes,
         *_card_notes(task.rank, own, device, cards),
+        *_own_word_notes(request, recording, memory),
         *_page_notes(in_pages),
         *_buffer_notes(request, buffers),
     )
@@ -146,6 +147,16 @@ def _buffer_notes(request: RunRequest, buffers: LibraryBuffers) -> list[str]:
     return [
         f"{buffers.library} takes about {format_bytes(buffers.n_bytes)} of its own for {buffers.n_communicators}"
         f" communicator{plural}, an estimate {counted} (--library-buffers)"
+    ]
+
+
+def _own_word_notes(request: RunRequest, recording: Recording, memory: RankMemory) -> list[str]:
+    """MindSpore counts too: where it says another peak, the reader should know."""
+    printed = recording.footer.get("mindspore_facts", {}).get("used_peak_mib")
+    if printed is None or request.level > 1 or abs(memory.peak_bytes // MIB - printed) <= 1:
+        return []
+    return [
+        f"MindSpore itself counted a peak of {printed} MiB in this run, not {memory.peak_bytes // MIB} MiB: please report this"
     ]
 
 
