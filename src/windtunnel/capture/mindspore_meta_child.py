@@ -15,6 +15,7 @@ from pathlib import Path
 import mindspore
 
 from windtunnel.capture.mindspore_instruments import Instruments
+from windtunnel.capture.mindspore_meta_compiled import install_compiled
 from windtunnel.capture.mindspore_meta_context import install_context
 from windtunnel.capture.mindspore_meta_device import MetaDevice, MetaMode
 from windtunnel.capture.mindspore_meta_gradients import install_gradients
@@ -47,6 +48,7 @@ def start() -> None:
     install_context(task.local_rank)
     install_world(World(task.rank, task.world_size, task.nproc_per_node), device)
     modelled = install_gradients(device)
+    install_compiled(device)
     instruments.install()
     reads.install()
     with MetaMode(device), mindspore.saved_tensors_hooks(device.save, device.load):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -41,6 +41,7 @@ class Handle:
 
     storage: Storage
     is_contiguous: bool = True
+    origin: int = 0  # of a view: the autograd node of what it is a view of, if there is one
     value: Any = None  # of a tensor made from host data: what can still be read
 
     def writes(self) -> None:
@@ -73,6 +74,9 @@ class MetaDevice:
     def __init__(self, tracker: MetaTracker, is_tracking_stacks: bool) -> None:
         self.tracker = tracker
         self._wants_all = is_tracking_stacks
+        self.kernels: dict[
+            str, Callable[[MetaDevice, list[Any]], None]
+        ] = {}  # a primitive -> what a card runs for it
         self._is_quiet = False
         self._views: dict[tuple[Any, ...], list[weakref.ref[Handle]]] = {}
 
@@ -81,7 +85,7 @@ class MetaDevice:
         if not name[:1].isupper():
             return  # a question such as `typeof`: nothing is computed
         given, made = list(tensors_in(args)), list(tensors_in(result))
-        handles = [self.handle(tensor) for tensor in given]
+        handles = self._handles(given)
         primitive = args[0] if args and hasattr(args[0], "add_prim_attr") else None
         is_in_place = name.startswith(_IN_PLACE) or bool(getattr(primitive, "side_effect_mem", False))
         sources = _same_tensors(given, handles, made) if is_in_place else {}
@@ -91,11 +95,15 @@ class MetaDevice:
             if index in sources:
                 self._adopt(tensor, Handle(sources[index].storage, sources[index].is_contiguous))
                 sources[index].writes()
-            elif handles and _is_view(name, tensor, handles[0]):
-                self._make_view(tensor, handles[0].storage)
+            elif handles and _is_view(name, tensor):
+                is_copy = name in _COPIES_UNLESS_CONTIGUOUS and not handles[0].is_contiguous
+                storage = self._storage(tensor, "PyNativeOutput") if is_copy else handles[0].storage
+                self._make_view(tensor, storage, given[0])
             else:
                 self._adopt(tensor, Handle(self._storage(tensor, "PyNativeOutput")))
-        if not self._is_quiet:
+        if name in self.kernels:
+            self.kernels[name](self, given)
+        elif not self._is_quiet:
             self.record(name, given, made)
 
     def record(self, name: str, given: Sequence[Any], made: Sequence[Any], **attributes: str) -> None:
@@ -115,16 +123,16 @@ class MetaDevice:
     def took_view(self, source: Any, view: Any) -> None:
         """Plain indices were used, which dispatch does not show."""
         if _known(view) is None:
-            self._make_view(view, self.handle(source).storage)
+            self._make_view(view, self.handle(source).storage, source)
 
     # -- tensors -------------------------------------------------------------------------------------------
 
-    def handle(self, tensor: Any) -> Handle:
+    def handle(self, tensor: Any, taken: Sequence[Handle] = ()) -> Handle:
         """A tensor's handle. One without is a stranger: a contiguous copy of a view, or new."""
         found = _known(tensor)
         if found is None:
             # On the meta device MindSpore copies a view before it computes with it. A card does not.
-            found = self._latest_view(tensor)
+            found = self._view_behind(tensor, taken)
             if found is not None:
                 tensor._set_user_data(_KEY, weakref.ref(found))
             else:
@@ -135,17 +143,21 @@ class MetaDevice:
         """The autograd graph keeps it for backward."""
         return Saved(tensor, self.handle(tensor).storage)
 
-    @staticmethod
-    def load(saved: Saved) -> Any:
+    def load(self, saved: Saved) -> Any:
+        if _known(saved.tensor) is None:
+            self._adopt(saved.tensor, Handle(saved.storage))
         return saved.tensor
 
     def new_tensor(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """For an operator of ours to write; its memory is there once that is recorded."""
         self._is_quiet = True
         try:
-            return mint.zeros(shape, dtype=dtype)
+            tensor = mint.zeros(shape, dtype=dtype)
         finally:
             self._is_quiet = False
+        if _known(tensor) is None:  # asked for while another operator is dispatched, which shows no others
+            self._adopt(tensor, Handle(self._storage(tensor, "PyNativeOutput")))
+        return tensor
 
     def make_host_tensor(self, tensor: Any, value: Any = None) -> None:
         """Made from host data: it takes memory of the card when an operator first reads it."""
@@ -154,16 +166,28 @@ class MetaDevice:
     def make_weight(self, tensor: Any) -> None:
         self._adopt(tensor, Handle(self._storage(tensor, "Weight")))
 
-    def _make_view(self, tensor: Any, storage: Storage) -> None:
-        handle = Handle(storage, not tensor._need_contiguous())
+    def _make_view(self, tensor: Any, storage: Storage, source: Any) -> None:
+        handle = Handle(storage, tensor.is_contiguous(), _node(source))
         self._adopt(tensor, handle)
         known = self._views.setdefault(_look(tensor), [])
         known[:] = [view for view in known if view() is not None]
         known.append(weakref.ref(handle))
 
-    def _latest_view(self, tensor: Any) -> Handle | None:
-        known = self._views.get(_look(tensor), ())
-        return next((handle for view in reversed(known) if (handle := view()) is not None), None)
+    def _handles(self, given: list[Any]) -> list[Handle]:
+        """Of strangers that look the same the last is taken for the latest view, and so on."""
+        found: list[Handle] = []
+        for tensor in reversed(given):
+            found.insert(0, self.handle(tensor, found))
+        return found
+
+    def _view_behind(self, tensor: Any, taken: Sequence[Handle]) -> Handle | None:
+        """The view that MindSpore made a contiguous copy of: by its place in the autograd graph, or the latest."""
+        views = [handle for view in self._views.get(_look(tensor), ()) if (handle := view()) is not None]
+        if len(views) > 1 and (origin := _origin(tensor)):
+            views = [handle for handle in views if handle.origin == origin] or views
+        elif len(views) > 1:
+            views = [handle for handle in views if all(handle is not other for other in taken)] or views
+        return views[-1] if views else None
 
     def _adopt(self, tensor: Any, handle: Handle) -> Handle:
         tensor._set_user_data(_KEY, weakref.ref(handle))
@@ -212,10 +236,25 @@ def _look(tensor: Any) -> tuple[Any, ...]:
     return (*tensor.shape, str(tensor.dtype))
 
 
-def _is_view(name: str, tensor: Any, source: Handle) -> bool:
-    if name in _COPIES_UNLESS_CONTIGUOUS:
-        return source.is_contiguous
+def _is_view(name: str, tensor: Any) -> bool:
     return name.endswith("View") or name in _VIEWS or tensor._need_contiguous()
+
+
+def _node(tensor: Any) -> int:
+    node = tensor._grad_node
+    return node._unique_id() if node is not None else 0
+
+
+def _origin(copy: Any) -> int:
+    """copy <- Contiguous <- the view's node <- the node of what it is a view of."""
+    node = copy._grad_node
+    if node is None or node.name() != "Contiguous":
+        return 0
+    for _ in range(2):
+        node = next((parent[0] for parent in node.next_functions), None)
+        if node is None:
+            return 0
+    return node._unique_id()
 
 
 def _same_tensors(given: list[Any], handles: list[Handle], made: list[Any]) -> dict[int, Handle]:

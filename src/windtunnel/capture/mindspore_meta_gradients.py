@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from mindspore.common._grad_function import _Function
+from mindspore.common.dtype import float_type
 from mindspore.graph.api import _pynative_executor
 from mindspore.ops import primitive
 
@@ -34,6 +35,7 @@ class GradientRule(NamedTuple):
 
 _RULES = {
     "BiasAdd": GradientRule("BiasAddGrad", (), passed=(0,)),
+    "Gather": GradientRule("UnsortedSegmentSum", (1,)),
     "Conv2D": GradientRule("Conv2DBackprop", (0, 1)),
     "Conv2DTranspose": GradientRule("Conv2DTransposeGrad", (0, 1)),
     "BatchNorm": GradientRule("BatchNormGrad", (0, 1), results=(3, 4)),
@@ -74,9 +76,11 @@ def install_gradients(device: MetaDevice) -> set[str]:
             found: list[Any] = [None] * len(wanted)
             made = []
             for i, is_wanted in enumerate(wanted):
-                if is_wanted and i in ctx.rule.passed:
+                if not is_wanted or ctx.looks[i][1] not in float_type:
+                    continue
+                if i in ctx.rule.passed:
                     found[i] = gradients[0]
-                elif is_wanted:
+                else:
                     found[i] = device.new_tensor(*ctx.looks[i])
                     made.append(found[i])
             if made:

@@ -40,6 +40,7 @@ class Storage:
     n_bytes: int
     kind: str  # of a block: "Weight", "PyNativeInput", "PyNativeOutput"
     block: _Block | None = None  # while it is there
+    replaces: Storage | None = None  # held until this one is read
 
     @property
     def address(self) -> int:
@@ -104,6 +105,8 @@ class MetaTracker:
         **attributes: str,
     ) -> None:
         """An operator ran: what it reads and writes is there now at the latest."""
+        for operand in read:
+            operand.storage.replaces = None
         for operand in (*read, *written):
             if operand.storage.n_bytes:
                 operand.storage.touch(stack)

@@ -40,7 +40,7 @@ _START = "import sys; del sys.path[0]; from windtunnel.capture.{} import start; 
 # What MindSpore says about a machine without Ascend's toolkit, and the progress of its own files: nobody can act on it.
 _NOISE = re.compile(
     r"mindspore/run_check/_check_version\.py|dlopen_macro\.h|(Tracker(Graph)?|MemBlock|Task) Dump progress"
-    r"|mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc|execute_order_tracker\.cc|^\[MS_ALLOC_CONF\]"
+    r"|mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc|execute_order_tracker\.cc|pynative_utils\.cc|^\[MS_ALLOC_CONF\]"
 )
 
 
