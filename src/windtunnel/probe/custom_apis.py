@@ -10,7 +10,7 @@ function calls inside are not recorded, modules it calls are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any
@@ -59,6 +59,11 @@ class CustomApis:
 
     def end_step(self) -> None:
         """Names stay registered from step to step."""
+
+    @property
+    def places(self) -> Set[tuple[int, str]]:
+        """What is registered: the id of a module and a name in it."""
+        return self._registered.keys()
 
     def register(self, module: Any, api: str, api_prefix: str | None = None) -> None:
         """Record `module.api` as `{api_prefix}.{api}`; the prefix is the name of the module if none is given."""

@@ -40,6 +40,7 @@ _MODULES = (
     *((getattr(mint, name), "Mint") for name in ("linalg", "special") if hasattr(mint, name)),
     (functional, "MintFunctional"),
     (comm_func, "Distributed"),
+    *((getattr(ops, name), "Distributed") for name in ("communication",) if hasattr(ops, name)),  # 2.9 on
     (distributed, "MintDistributed"),
 )
 _HOMES = ("mindspore.ops.", "mindspore.mint", "mindspore.communication.comm_func")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.mindspore_api_names import api_places
 from windtunnel.probe.mindspore_calls import CallWriter, OpenCall
+from windtunnel.probe.mindspore_collectives import Communication
 from windtunnel.probe.mindspore_quiet import Quiet
 from windtunnel.probe.scopes import Scopes
 
@@ -30,12 +31,21 @@ _MISSING = object()
 class ApiStandIns:
     """Records the APIs called while it is installed."""
 
-    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, quiet: Quiet) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        writer: CallWriter,
+        scopes: Scopes,
+        quiet: Quiet,
+        registered: Callable[[], Set[tuple[int, str]]] = frozenset,
+    ) -> None:
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
         self.quiet = quiet
         self.is_on = False
+        self._registered = registered  # places with a name that the user has given, which is used instead
+        self._left_out: Set[tuple[int, str]] = frozenset()
         self._places: list[tuple[Any, str, Any, Callable]] | None = (
             None  # where, name, what stood there, stand-in
         )
@@ -46,7 +56,8 @@ class ApiStandIns:
     def install(self, model: Any = None) -> None:
         if self.is_on:
             return
-        if self._places is None:
+        if self._places is None or self._left_out != self._registered():
+            self._left_out = frozenset(self._registered())
             self._places = self._find()
         for owner, name, _, stand_in in self._places:
             setattr(owner, name, stand_in)
@@ -86,7 +97,7 @@ class ApiStandIns:
     def _find(self) -> list[tuple[Any, str, Any, Callable]]:
         found = []
         for owner, name, prefix in api_places():
-            if not self.collector.selection.wants_api(prefix, name):
+            if not self.collector.selection.wants_api(prefix, name) or (id(owner), name) in self._left_out:
                 continue
             own = vars(owner).get(name, _MISSING)
             if isinstance(own, (staticmethod, classmethod)):
@@ -123,6 +134,7 @@ class ApiStandIns:
 def recorded(owner: Any, original: Callable, key: str) -> Callable:
     """A function that does what `original` does and has `owner` record it as `key`."""
     quiet, scopes, collector, writer = owner.quiet, owner.scopes, owner.collector, owner.writer
+    communication = Communication.of(original, key)
 
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -132,13 +144,16 @@ def recorded(owner: Any, original: Callable, key: str) -> Callable:
         try:
             call = None
             try:
-                call = owner.open(key, args, kwargs)
+                call = owner.open(
+                    key, *(communication.given(args, kwargs) if communication else (args, kwargs))
+                )
             except Exception as error:
                 collector.guard(f"the inputs of {key}", error)
             result = original(*args, **kwargs)
             if call is not None:
                 try:
-                    writer.close(call, _waited_for(result))
+                    found = communication.arrived(args, kwargs, result) if communication else result
+                    writer.close(call, found)
                 except Exception as error:
                     collector.guard(f"the outputs of {key}", error)
             return result
@@ -146,14 +161,6 @@ def recorded(owner: Any, original: Callable, key: str) -> Callable:
             quiet.depth -= 1
 
     return stand_in
-
-
-def _waited_for(result: Any) -> Any:
-    """The result of a collective that goes on in the background has to be there before it is measured."""
-    if type(result) is tuple and len(result) == 2 and hasattr(result[1], "wait"):
-        result[1].wait()
-        return result[0]
-    return result
 
 
 def _is_function(value: Any) -> bool:

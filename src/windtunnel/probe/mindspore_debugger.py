@@ -54,9 +54,10 @@ class Debugger(AnyDebugger):
     def _prepare(self, model: Any) -> None:
         """What compiled code needs, wanted or not: the first step compiles, whichever steps are collected."""
         self.graph.prepare(model)
-        if self.config.level == "L2" and self.kernels is None and (is_graph_mode() or _is_ascend()):
-            self.kernels = KernelDump(self.collector)
-            self.parts = [self.kernels]
+        if self.config.level == "L2" and self.kernels is None:
+            self.kernels = KernelDump(self.collector)  # also of what is compiled in dynamic code
+            sees_all = is_graph_mode() or _is_ascend()
+            self.parts = [self.kernels] if sees_all else [*self.parts, self.kernels]
         if self.kernels is not None:
             self.kernels.prepare(model, self.step_number)
 

@@ -37,7 +37,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
     numpy.random.seed(seed)
     mindspore.set_seed(seed)
     if mode:
-        mindspore.set_context(deterministic="ON")
+        mindspore.set_deterministic(True)
         os.environ["HCCL_DETERMINISTIC"] = "true"
     if rm_dropout:
         _remove_dropout()
@@ -69,9 +69,11 @@ def _fix_first(kind: type, name: str, value: float) -> None:
 
 
 def _without(original: Callable) -> Callable:
-    @functools.wraps(original)
+    """Not by functools.wraps: MindSpore's compiler would go on to what is wrapped, and read that."""
+
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return original(input, 0.0, training, inplace)
 
+    dropout.__module__, dropout.__doc__ = original.__module__, original.__doc__
     dropout._windtunnel_original = original
     return dropout
