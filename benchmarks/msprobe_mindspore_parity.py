@@ -3,6 +3,7 @@
     python -m benchmarks.msprobe_mindspore_parity PYTHON              run both, print every difference
     python -m benchmarks.msprobe_mindspore_parity PYTHON --golden     also renew tests/mindspore/probe/golden/
     python -m benchmarks.msprobe_mindspore_parity PYTHON --race       the CPU time of a step, bare and under each tool
+    ... --race --blocking                                             the same without MindSpore's pipeline of threads
 
 PYTHON is a Python that has MindSpore of the same version and msProbe (`pip install mindstudio-probe==26.2.0 'numpy<2'
 'pandas<3'`). msProbe fails on a CPU unless `mint.norm` is replaced first; that is done for it here.
@@ -38,13 +39,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("msprobe", nargs="?", help="a Python with msProbe")
     parser.add_argument("--golden", action="store_true", help="renew the extracts the tests compare with")
     parser.add_argument("--race", action="store_true", help="measure the cost of a step instead")
+    parser.add_argument("--blocking", action="store_true", help="race with launch_blocking() at the top")
     parser.add_argument("--child", choices=["msprobe", "windtunnel", "bare"], help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args(argv)
     if args.child:
         return (
-            race_child(args.child, args.only, args.folder)
+            race_child(args.child, args.only, args.folder, args.blocking)
             if args.race
             else run_all(args.child, args.only, args.folder)
         )
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("name a Python that has msProbe")
     folder = args.folder or Path(tempfile.mkdtemp(prefix="parity-"))
     if args.race:
-        return race(args.msprobe, folder)
+        return race(args.msprobe, folder, ["--race", *(["--blocking"] if args.blocking else [])])
     for tool, python in (("msprobe", args.msprobe), ("windtunnel", sys.executable)):
         run_child(python, tool, folder / tool, args.only)
     return report(args.only, folder, args.golden)
@@ -146,21 +148,21 @@ def write_golden(name: str, extracted: dict) -> None:
     (GOLDEN / name).write_text("\n".join([*lines, "}", ""]))
 
 
-def race(python: str, folder: Path) -> int:
+def race(python: str, folder: Path, options: list[str]) -> int:
     """CPU seconds of a step of the transformer: bare, under msProbe, under ours."""
     print("CPU milliseconds of a step, median (times the bare step)")
     for level, kind in RACES:
         found = {}
         for tool in ("bare", "msprobe", "windtunnel"):
             interpreter = python if tool == "msprobe" else sys.executable
-            out = run_child(interpreter, tool, folder / f"{tool}_{level}_{kind}", f"{level} {kind}", "--race")
+            out = run_child(interpreter, tool, folder / f"{tool}_{level}_{kind}", f"{level} {kind}", *options)
             found[tool] = float(out.strip().splitlines()[-1])
         ratios = [f"{tool} {found[tool] * 1e3:.1f} ({found[tool] / found['bare']:.2f} x)" for tool in found]
         print(f"{level:4} {kind:10} {', '.join(ratios)}")
     return 0
 
 
-def race_child(tool: str, what: str, folder: Path) -> int:
+def race_child(tool: str, what: str, folder: Path, is_blocking: bool) -> int:
     import mindspore as ms
     import numpy as np
     from mindspore import Tensor, nn
@@ -169,6 +171,8 @@ def race_child(tool: str, what: str, folder: Path) -> int:
     from tests.mindspore.probe.parity_cases import use_cpu
 
     use_cpu()
+    if is_blocking:
+        ms.runtime.launch_blocking()
     level, kind = what.split()
     task = "tensor" if kind == "tensor" else "statistics"
     summary = "md5" if kind == "md5" else "statistics"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mindspore import Tensor
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from windtunnel.probe.call_writer import CallWriter as AnyCallWriter
 from windtunnel.probe.call_writer import OpenCall

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore._c_expression import _DispatchGuardStack
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 from mindspore.ops.primitive import Primitive
 from mindspore.utils import MsDispatchMode
 

@@ -35,7 +35,7 @@ def parts_for(
     if level in ("L0", "mix"):
         parts.append(CellHooks(collector, writer, scopes, quiet, graph.handles))
     if level in ("L1", "mix"):
-        apis = ApiStandIns(collector, writer, scopes, quiet)
+        apis = ApiStandIns(collector, writer, scopes, quiet, lambda: custom_apis.places)
         parts += [Primitives(apis), apis, JitCalls(apis)]
     if level in ("L0", "L1", "mix"):
         custom_apis.quiet = quiet

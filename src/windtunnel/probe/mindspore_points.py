@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from mindspore import Tensor
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from windtunnel.probe.points import PointWriter as AnyPointWriter
 

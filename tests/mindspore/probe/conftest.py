@@ -15,6 +15,7 @@ if find_spec("mindspore") is not None:
         from windtunnel.mindspore import PrecisionDebugger
 
         ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+        ms.runtime.launch_blocking()  # before the first operator it spares what reading a value costs otherwise
         yield
         if PrecisionDebugger.current is not None:
             PrecisionDebugger.current.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn, ops
 from mindspore._c_expression import run_backward
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from tests.mindspore.probe.models import build, train_step
 from tests.mindspore.probe.probing import make_debugger, probe, read_dump
