@@ -37,7 +37,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
     numpy.random.seed(seed)
     mindspore.set_seed(seed)
     if mode:
-        mindspore.set_deterministic(True)
+        mindspore.set_context(deterministic="ON")  # set_deterministic() can be called but once in a process
         os.environ["HCCL_DETERMINISTIC"] = "true"
     if rm_dropout:
         _remove_dropout()
