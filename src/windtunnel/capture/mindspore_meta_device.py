@@ -13,10 +13,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
 from mindspore import Tensor, mint
+from mindspore.ops import operations
+from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.utils import MsDispatchMode
 
 from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage
@@ -86,9 +89,7 @@ class MetaDevice:
             return  # a question such as `typeof`: nothing is computed
         given, made = list(tensors_in(args)), list(tensors_in(result))
         handles = self._handles(given)
-        primitive = args[0] if args and hasattr(args[0], "add_prim_attr") else None
-        is_in_place = name.startswith(_IN_PLACE) or bool(getattr(primitive, "side_effect_mem", False))
-        sources = _same_tensors(given, handles, made) if is_in_place else {}
+        sources = _written_into(name, given, handles, made)
         for index, tensor in enumerate(made):
             if _known(tensor) is not None:
                 continue  # an argument, given back
@@ -147,6 +148,11 @@ class MetaDevice:
         if _known(saved.tensor) is None:
             self._adopt(saved.tensor, Handle(saved.storage))
         return saved.tensor
+
+    def hand_back(self, tensor: Any) -> Any:
+        """The script's own hooks gave a saved tensor back: backward may hold no more of it than a copy."""
+        tensor._set_user_data(_KEY, self.handle(tensor))
+        return tensor
 
     def new_tensor(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """For an operator of ours to write; its memory is there once that is recorded."""
@@ -225,7 +231,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 def _known(tensor: Any) -> Handle | None:
     name = tensor._get_user_data(_KEY)
-    return name() if name is not None else None
+    return name() if isinstance(name, weakref.ref) else name
 
 
 def _let_go(handle: Handle) -> None:
@@ -257,14 +263,28 @@ def _origin(copy: Any) -> int:
     return node._unique_id()
 
 
-def _same_tensors(given: list[Any], handles: list[Handle], made: list[Any]) -> dict[int, Handle]:
-    """Of an operator that writes into its arguments: which result is which argument."""
+def _written_into(name: str, given: list[Any], handles: list[Handle], made: list[Any]) -> dict[int, Handle]:
+    """Of an operator that writes into its arguments: which result is which argument.
+
+    Other operators than the plain in-place ones (those of optimizers) write into weights and their state only.
+    """
     free = list(zip(map(_look, given), handles, strict=True))
+    if not name.startswith(_IN_PLACE):
+        free = [pair for pair in free if pair[1].storage.kind == "Weight"] if _has_side_effects(name) else []
     found: dict[int, Handle] = {}
     for index, tensor in enumerate(made):
-        for pair in free:
-            if pair[0] == _look(tensor):
-                found[index] = pair[1]
-                free.remove(pair)
-                break
+        pair = next((pair for pair in free if pair[0] == _look(tensor)), None)
+        if pair is not None:
+            found[index] = pair[1]
+            free.remove(pair)
     return found
+
+
+@cache
+def _has_side_effects(name: str) -> bool:
+    """Whether MindSpore's primitive of this name says that it changes what it is given."""
+    kind = getattr(gen_ops_prim, name, None) or getattr(operations, name, None)
+    try:
+        return bool(getattr(kind(), "side_effect_mem", False)) if isinstance(kind, type) else False
+    except Exception:  # it cannot be made without arguments, whatever it says then
+        return False

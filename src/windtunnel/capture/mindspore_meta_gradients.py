@@ -13,8 +13,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 from mindspore.common.dtype import float_type
+from mindspore.graph import api
 from mindspore.graph.api import _pynative_executor
 from mindspore.ops import primitive
 
@@ -98,7 +100,25 @@ def install_gradients(device: MetaDevice) -> set[str]:
 
     replace_function(run, run_op)
     _Function.apply = classmethod(_linked(_Function.apply.__func__, device))
+    api.saved_tensors_hooks.__init__ = _following(api.saved_tensors_hooks.__init__, device)
     return modelled
+
+
+def _following(make: Callable, device: MetaDevice) -> Callable:
+    """Hooks of the script, or those of `recompute`: the tensors they give back are the ones they were given."""
+
+    @wraps(make)
+    def __init__(self: Any, pack: Callable, unpack: Callable) -> None:
+        if getattr(unpack, "__self__", None) is not device:
+            theirs = unpack
+
+            def unpack(packed: Any) -> Any:
+                tensor = theirs(packed)
+                return device.hand_back(tensor) if isinstance(tensor, Tensor) else tensor
+
+        make(self, pack, unpack)
+
+    return __init__
 
 
 def _linked(apply: Callable, device: MetaDevice) -> Callable:
