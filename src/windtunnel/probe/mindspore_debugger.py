@@ -12,11 +12,11 @@ import mindspore
 from mindspore import nn
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-from windtunnel.probe.collector import Collector
 from windtunnel.probe.debugger import Debugger as AnyDebugger
 from windtunnel.probe.mindspore_calls import CallWriter
 from windtunnel.probe.mindspore_custom_apis import CustomApis
 from windtunnel.probe.mindspore_elements import Elements
+from windtunnel.probe.mindspore_errors import HonestCollector
 from windtunnel.probe.mindspore_graph import GraphCode
 from windtunnel.probe.mindspore_graph_compilers import is_graph_mode
 from windtunnel.probe.mindspore_graph_kernels import KernelDump
@@ -72,7 +72,7 @@ class Debugger(AnyDebugger):
         config = self.config
         summary = "md5" if config.bench_path is not None else config.summary_mode  # found by checksum
         self.meter = MindSporeMeter(summary, config.precision)
-        self.collector = Collector(config, self.meter.settle)
+        self.collector = HonestCollector(config, self.meter.settle)
         self.elements = Elements(self.meter, config.slices, config.async_dump)
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()

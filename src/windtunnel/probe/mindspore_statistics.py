@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor
 
 from windtunnel.probe.elements import Measured
+from windtunnel.probe.mindspore_errors import wait
 from windtunnel.probe.statistics import Statistics, array_statistics, array_xor
 from windtunnel.probe.tensor_types import element_type, numbers
 
@@ -19,7 +20,11 @@ __all__ = ["MindSporeMeter", "host_array", "plain_array"]
 
 
 def host_array(tensor: Tensor) -> np.ndarray | None:
-    """The tensor's values on the host, of live memory where that is the host's; None if it has none (yet)."""
+    """The tensor's values on the host, of live memory where that is the host's; None if it has none (yet).
+
+    Raises ProgramError if the program failed to compute them.
+    """
+    wait()
     try:
         return tensor.asnumpy()
     except (RuntimeError, TypeError, ValueError):
