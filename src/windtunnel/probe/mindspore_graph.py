@@ -18,7 +18,7 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.mindspore_cells import named_cells, roots_of
