@@ -16,11 +16,11 @@ from pathlib import Path
 __all__ = ["FRAMEWORKS", "framework_of"]
 
 FRAMEWORKS = ("torch", "mindspore")
-# Packages that only make sense with one of them.
+# Packages built on one of them. Less sure than the framework itself: some scripts take only a tokenizer from them.
 _BELONGS_TO = {
-    "torch": "torch", "torchvision": "torch", "torchtitan": "torch", "transformers": "torch", "accelerate": "torch",
+    "torchvision": "torch", "torchtitan": "torch", "transformers": "torch", "accelerate": "torch",
     "megatron": "torch", "deepspeed": "torch", "lightning": "torch", "torch_npu": "torch",
-    "mindspore": "mindspore", "mindformers": "mindspore", "mindnlp": "mindspore", "mindcv": "mindspore",
+    "mindformers": "mindspore", "mindnlp": "mindspore", "mindcv": "mindspore",
     "mindspore_gs": "mindspore", "mindone": "mindspore", "hyper_parallel": "mindspore",
 }  # fmt: skip
 _MOST_FILES = 200  # of one program: enough to find an import, whatever a folder holds
@@ -31,37 +31,46 @@ def framework_of(script: str, is_module: bool = False, folder: Path | None = Non
     start = _module_file(script, folder or Path.cwd()) if is_module else Path(script)
     if start is None:
         return FRAMEWORKS[0]
-    roots = (folder or Path.cwd(), start.parent) if is_module else (start.parent,)
+    roots = (folder or Path.cwd(),) if is_module else (start.parent,)
     waiting, seen = deque([start]), {start}
     while waiting and len(seen) <= _MOST_FILES:
-        names = list(_imports(waiting.popleft()))
-        for name in names:  # in the order in which the program would import them
-            framework = _BELONGS_TO.get(name.partition(".")[0])
-            if framework is not None:
-                return framework
-        for name in names:
-            found = next((file for root in roots if (file := _module_file(name, root)) is not None), None)
+        file = waiting.popleft()
+        imports = list(_imports(file))
+        # In the order in which the program would import them.
+        packages = [name.partition(".")[0] for name, level in imports if not level]
+        named = next((package for package in packages if package in FRAMEWORKS), None)
+        framework = named or next(
+            (_BELONGS_TO[package] for package in packages if package in _BELONGS_TO), None
+        )
+        if framework is not None:
+            return framework
+        for name, level in imports:
+            near = (file.parents[level - 1],) if 0 < level <= len(file.parents) else roots
+            found = next((path for root in near if (path := _module_file(name, root)) is not None), None)
             if found is not None and found not in seen:
                 seen.add(found)
                 waiting.append(found)
     return FRAMEWORKS[0]
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Full names of the modules a file imports, wherever in it."""
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Full names of the modules a file imports, wherever in it, and the number of dots before them."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     found = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    for node in sorted(found, key=lambda node: node.lineno):
+    for node in sorted(found, key=lambda node: (node.lineno, node.col_offset)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        else:  # of the same package
-            yield from (".".join(filter(None, (node.module, alias.name))) for alias in node.names)
+            yield from ((alias.name, 0) for alias in node.names)
+            continue
+        if node.module:
+            yield node.module, node.level
+        yield from (
+            (".".join(filter(None, (node.module, alias.name))), node.level)
+            for alias in node.names
+            if alias.name != "*"
+        )
 
 
 def _module_file(name: str, root: Path) -> Path | None:

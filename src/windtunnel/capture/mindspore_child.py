@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import mindspore
 
-from windtunnel.capture.mindspore_clock import tracker_clock
+from windtunnel.capture.mindspore_clock import dump_tracker, tracker_clock
 from windtunnel.capture.mindspore_instruments import Instruments
 from windtunnel.capture.mindspore_objects import install_objects
-from windtunnel.capture.mindspore_script import run_script, step_counter, what_was_seen
+from windtunnel.capture.mindspore_script import ended_with, run_script, step_counter, what_was_seen
 from windtunnel.capture.mindspore_values import UnknownReads
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.tracker_marks import MarkWriter
@@ -30,7 +33,8 @@ def start() -> None:
     task = RankTask.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever waits for us ignores it
     steps = os.fdopen(int(sys.argv[3]), "w")
-    clock, why_not = tracker_clock(Path(sys.argv[4]))
+    library = Path(sys.argv[4])
+    clock, why_not = tracker_clock(library)
     # One operator after the other: then the tracker's clock and Python agree, and stacks are true.
     mindspore.runtime.launch_blocking()
     marks = MarkWriter(Path(sys.argv[2]), clock)
@@ -39,14 +43,37 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+
+    def finish(outcome: dict[str, Any]) -> None:
+        outcome |= what_was_seen(instruments, reads)
+        outcome |= {
+            "notices": [*outcome["notices"], *([why_not] if why_not else [])],
+            "device_target": str(mindspore.get_context("device_target")),
+            "order_folder": str(mindspore.get_context("save_graphs_path")),
+            "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,
+        }
+        marks.add("end", outcome)
+        marks.close()
+
+    def finish_at_once(code: int) -> None:
+        finish(ended_with(code))
+        dump_tracker(library, task.rank)
+
+    _before_sudden_exit(finish_at_once)
     outcome = run_script(task)
-    outcome |= what_was_seen(instruments, reads)
-    outcome |= {
-        "notices": [*outcome["notices"], *([why_not] if why_not else [])],
-        "device_target": str(mindspore.get_context("device_target")),
-        "order_folder": str(mindspore.get_context("save_graphs_path")),
-        "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,
-    }
-    marks.add("end", outcome)
-    marks.close()
+    finish(outcome)
     sys.exit(0 if outcome["status"] == "ok" else 3)
+
+
+def _before_sudden_exit(finish: Callable[[int], None]) -> None:
+    """A script may leave by os._exit, which runs nothing more: what it did is written first."""
+    leave, process = os._exit, os.getpid()
+
+    def _exit(status: int) -> None:
+        if os.getpid() == process:  # not a worker that a dataset has forked
+            os._exit = leave
+            with suppress(Exception):  # whatever fails here, the script wants to leave
+                finish(status)
+        leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """The clock of MindSpore's memory tracker, read from Python.
 
     libwindtunnel_marks.so ──> tracker_clock ──> a function that gives the next tick
+                         └──> dump_tracker ──> the tracker's files, now
 
 Without it (another wheel, whose tracker has other symbols) modules, steps and names of tensors are not known, and the user
 is told; memory is not touched by it.
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import mindspore
 
-__all__ = ["tracker_clock"]
+__all__ = ["dump_tracker", "tracker_clock"]
 
 _STATES = {
     1: "no tracker is loaded",
@@ -38,3 +40,9 @@ def tracker_clock(marks: Path) -> tuple[Callable[[], int], str | None]:
         return lambda: 0, f"{why} ({_STATES.get(state, state)}): {effect}"
     library.windtunnel_tick.restype = ctypes.c_int64
     return library.windtunnel_tick, None
+
+
+def dump_tracker(marks: Path, rank: int) -> None:
+    """Have the tracker write its files, which it does by itself only when Python ends in order. No operator may follow."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(str(marks)).windtunnel_dump(ctypes.c_size_t(rank))

@@ -9,6 +9,7 @@ returned before.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -47,6 +48,7 @@ class Instruments:
     def install(self) -> None:
         nn.Cell.__call__ = self._watched_call(nn.Cell.__call__)
         nn.Cell.compile = self._timed_compile(nn.Cell.compile)
+        api._JitExecutor.__call__ = self._watched_jit(api._JitExecutor.__call__)
         executor = api._PyNativeExecutor
         executor.grad = self._watched_backward(executor.grad)
         for owner, name in ((Tensor, "backward"), (_c_expression, "run_backward")):
@@ -101,6 +103,18 @@ class Instruments:
 
         return compile
 
+    def _watched_jit(self, original: Callable) -> Callable:
+        """A compiled function that holds an optimizer takes a step."""
+
+        @wraps(original)
+        def __call__(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(executor, *args, **kwargs)
+            if self._depth == 0 and self._n_optimizer == 0 and _names_an_optimizer(executor.fn):
+                self._end_step(is_marked=False)
+            return result
+
+        return __call__
+
     # -- backward and steps --------------------------------------------------------------------------------
 
     def _watched_backward(self, original: Callable) -> Callable:
@@ -146,7 +160,7 @@ class Instruments:
         """When the script has ended its optimizer is gone, and its state may not be: so names are kept."""
         self.parameter_names |= self.paths.parameter_names()
         found = self.optimizer_states
-        for optimizer in living(nn.Optimizer):
+        for optimizer in filter(is_optimizer_cell, living(nn.Cell)):
             trained = [parameter.name for parameter in optimizer.parameters]
             found |= {
                 parameter.name: ""
@@ -188,8 +202,21 @@ class Instruments:
 def _trains(cell: Any) -> bool:
     """Whether one call of a compiled cell is a step of training."""
     return isinstance(cell, nn.TrainOneStepCell) or any(
-        isinstance(part, nn.Optimizer) for _, part in cell.cells_and_names()
+        is_optimizer_cell(part) for _, part in cell.cells_and_names()
     )
+
+
+def _names_an_optimizer(function: Any) -> bool:
+    """Whether a function's own code, or that of the cell it is a method of, calls an optimizer."""
+    holder = getattr(function, "__self__", None)
+    if isinstance(holder, nn.Cell):
+        return _trains(holder)
+    code = getattr(function, "__code__", None)
+    if code is None or str(getattr(function, "__module__", "")).startswith("mindspore."):
+        return False
+    known = inspect.getclosurevars(function)
+    found = [*known.nonlocals.values(), *known.globals.values()]
+    return any(isinstance(thing, nn.Cell) and _trains(thing) for thing in found)
 
 
 def _tensors_of(value: Any) -> list[Any]:

@@ -18,7 +18,8 @@ from mindspore import Parameter, nn
 __all__ = ["CellPaths", "is_optimizer", "living"]
 
 _WRAPPERS = ("network", "_backbone")  # attributes of TrainOneStepCell and WithLossCell
-_UNKNOWN = object()
+_RECOMPUTE = "mindspore.common.recompute"  # its cells stand between a cell and what it computes again
+_LISTS = (nn.CellList, nn.SequentialCell)
 
 
 class CellPaths:
@@ -57,7 +58,8 @@ class CellPaths:
     def _look(self) -> None:
         self._paths.clear()
         self._holder.clear()
-        for cell in living(nn.Cell):
+        # The model's own cells first: recomputation holds a cell a second time.
+        for cell in sorted(living(nn.Cell), key=_recomputes):
             if not is_optimizer(cell):
                 for name, part in cell._cells.items():
                     if part is not None:
@@ -69,15 +71,20 @@ class CellPaths:
         while (held := self._holder.get(id(cell))) is not None and id(held[0]) not in seen:
             holder, word = held
             seen.add(id(holder))
-            words.insert(0, word)
+            if not _recomputes(cell):
+                words.insert(0, word)
             cell = holder
         # `cell` is the outermost one now; go down again as long as it only wraps.
         cut: list[str] = []
-        while words and (words[0] in _WRAPPERS or _only_wraps(cell)):
+        while words and words[0] in cell._cells and (words[0] in _WRAPPERS or _only_wraps(cell)):
             cell = cell._cells[words[0]]
             cut.append(words.pop(0))
         if cut:
             self.prefixes.add(".".join(cut))
+            while cut and cut[0] in _WRAPPERS:  # names of scopes have lost these already
+                cut.pop(0)
+            self.prefixes.add(".".join(cut))
+            self.prefixes.discard("")
         return ".".join(words)
 
 
@@ -90,6 +97,16 @@ def living(kind: type) -> list[Any]:
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
+def _recomputes(cell: Any) -> bool:
+    return type(cell).__module__ == _RECOMPUTE
+
+
 def _only_wraps(cell: Any) -> bool:
+    """Holds one other cell and nothing else. One that holds a list of layers is a model."""
     parts = [part for part in cell._cells.values() if part is not None and not is_optimizer(part)]
-    return len(parts) == 1 and not cell._params and not isinstance(cell, (nn.CellList, nn.SequentialCell))
+    return (
+        len(parts) == 1
+        and not cell._params
+        and not isinstance(cell, _LISTS)
+        and not isinstance(parts[0], _LISTS)
+    )

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _NOISE = re.compile(
     r"mindspore/run_check/_check_version\.py|dlopen_macro\.h|(Tracker(Graph)?|MemBlock|Task) Dump progress"
     r"|mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc|execute_order_tracker\.cc|pynative_utils\.cc|^\[MS_ALLOC_CONF\]"
 )
+_NEW_SECONDS = 3600  # a folder that old was there before the run
 
 
 @dataclass(frozen=True)
@@ -189,9 +191,15 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _without_litter() -> Iterator[None]:
-    """MindSpore makes an empty folder `offload` where it runs: it goes again if it was not there before."""
+    """MindSpore makes an empty folder `offload` where it runs: it goes again if it was not there before.
+
+    One that is new and empty is another rank's, which runs beside this one.
+    """
     litter = Path("offload")
-    was_there = litter.exists()
+    try:
+        was_there = time.time() - litter.stat().st_mtime > _NEW_SECONDS
+    except OSError:
+        was_there = False
     yield
     if not was_there:
         with suppress(OSError):

@@ -23,7 +23,7 @@ from windtunnel.capture.mindspore_values import UnknownReads
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import WindtunnelError
 
-__all__ = ["run_script", "step_counter", "what_was_seen"]
+__all__ = ["ended_with", "run_script", "step_counter", "what_was_seen"]
 
 _OURS = ("/windtunnel/capture/", "<frozen runpy>", "/runpy.py")
 
@@ -33,6 +33,14 @@ def run_script(task: RankTask) -> dict[str, Any]:
     outcome = _run(_script_of(task), task.world_size)
     _wait_for_threads()
     return outcome
+
+
+def ended_with(code: int, words: str = "") -> dict[str, Any]:
+    """The outcome of a script that chose its exit code."""
+    if code == 0:
+        return {"status": "ok", "error": None, "is_stopped": False}
+    text = f"the script ended itself with exit code {code}"
+    return {"status": "failed", "error": f"{text}: {words}" if words else text}
 
 
 def step_counter(max_steps: int | None, steps: Any) -> Callable[[int], None]:
@@ -54,8 +62,8 @@ def what_was_seen(instruments: Instruments, reads: UnknownReads) -> dict[str, An
     return {
         "unknown_values": reads.found(),
         "notices": list(reads.notices),
-        "optimizer_states": instruments.optimizer_states(),
-        "parameter_names": instruments.paths.parameter_names(),
+        "optimizer_states": instruments.optimizer_states,
+        "parameter_names": instruments.parameter_names,
         "prefixes": sorted(instruments.paths.prefixes, key=len, reverse=True),
     }
 
@@ -77,10 +85,7 @@ def _run(program: Callable[[], Any], n_ranks: int) -> dict[str, Any]:
         return {"status": "ok", "error": None, "is_stopped": True}
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
-        if code == 0:
-            return {"status": "ok", "error": None, "is_stopped": False}
-        text = f"the script ended itself with exit code {code}"
-        return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
+        return ended_with(code, exit.code if isinstance(exit.code, str) else "")
     except WindtunnelError as error:  # ours to say, in one sentence
         return {"status": "failed", "error": str(error)}
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ __all__ = ["Place", "place_of"]
 
 _NUMBER = re.compile(r"-op\d+$")
 _ROOTS = ("Default", "Gradients")
+_GRADIENT = "Grad_"
 _WRAPPERS = ("network", "_backbone")  # attributes of TrainOneStepCell and WithLossCell
 _OPTIMIZER = re.compile(r"^_?optimizer-|^opt-")
 
@@ -31,6 +32,7 @@ class Place:
     module: str
     phase: Phase | None
     is_again: bool = False  # recomputed for backward
+    undoes: str = ""  # the forward operator that this one is the gradient of, if the scope says
 
 
 @lru_cache(maxsize=1 << 16)
@@ -44,7 +46,8 @@ def place_of(name: str) -> Place:
     scope = [word.removeprefix("recompute_") for word in scope]
     is_backward = "Gradients" in scope
     is_optimizer = any(_OPTIMIZER.match(word) for word in scope)
-    modules = [word for word in scope if word not in _ROOTS and not word.startswith("Grad_")]
+    undoes = next((word.removeprefix(_GRADIENT) for word in scope if word.startswith(_GRADIENT)), "")
+    modules = [word for word in scope if word not in _ROOTS and not word.startswith(_GRADIENT)]
     while modules and modules[0].partition("-")[0] in _WRAPPERS:
         modules.pop(0)
     path = ".".join(word.rpartition("-")[0] or word for word in modules)
@@ -54,4 +57,4 @@ def place_of(name: str) -> Place:
         phase = Phase.OPTIMIZER
     else:
         phase = Phase.BACKWARD if is_backward else Phase.FORWARD
-    return Place(operator, path, phase, is_again)
+    return Place(operator, path, phase, is_again, undoes)

@@ -28,6 +28,15 @@ __all__ = [
 
 NEVER = (1 << 63) - 1  # the end of a block that was never freed
 _LONGEST = 1 << 24  # characters of a line: a weight read by a million operators needs half of that
+_MOST_STREAMS, _MOST_RANKS = (
+    1 << 30,
+    1 << 24,
+)  # more than there are: what is above was not written by MindSpore
+_BLOCK_COLUMNS = (
+    "start_time_stamp", "end_time_stamp", "device_addr", "stream_id", "size", "type", "producer_task", "node_name",
+    "python_stack",
+)  # fmt: skip
+_TASK_COLUMNS = ("time_stamp", "task_name", "node_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +78,33 @@ class Communication:
 
 def read_blocks(path: Path) -> Iterator[Block]:
     """Every allocation, in the order of the file."""
-    for line, row in _rows(path):
-        end = whole_number(path, line, row, "end_time_stamp")
-        task = row["producer_task"]
+    once: dict[str, str] = {}  # stacks and names repeat: one copy of each
+    for line, (start, end, address, stream, size, kind, task, node, stack, persistent) in _rows(
+        path, _BLOCK_COLUMNS, ("is_persistent",)
+    ):
+        ends = whole_number(path, line, "end_time_stamp", end)
         yield Block(
-            whole_number(path, line, row, "start_time_stamp"),
-            None if end == NEVER else end,
-            _address(path, line, row["device_addr"]),
-            whole_number(path, line, row, "stream_id"),
-            whole_number(path, line, row, "size"),
-            row["type"],
-            int(task) if task.isdecimal() else -1,
-            row["node_name"],
-            row.get("is_persistent") == "1",
-            row["python_stack"],
+            whole_number(path, line, "start_time_stamp", start),
+            None if ends == NEVER else ends,
+            _address(path, line, address),
+            whole_number(path, line, "stream_id", stream, _MOST_STREAMS),
+            whole_number(path, line, "size", size),
+            once.setdefault(kind, kind),
+            int(task) if _is_number(task) else -1,
+            once.setdefault(node, node),
+            persistent == "1",
+            once.setdefault(stack, stack),
         )
 
 
 def read_tasks(path: Path) -> Iterator[Task]:
-    for line, row in _rows(path):
-        yield Task(whole_number(path, line, row, "time_stamp"), row["task_name"], row["node_name"])
+    once: dict[str, str] = {}
+    for line, (tick, name, node) in _rows(path, _TASK_COLUMNS):
+        yield Task(
+            whole_number(path, line, "time_stamp", tick),
+            once.setdefault(name, name),
+            once.setdefault(node, node),
+        )
 
 
 def read_communication(path: Path) -> Iterator[Communication]:
@@ -100,7 +116,7 @@ def read_communication(path: Path) -> Iterator[Communication]:
                     return  # half a line: the program was killed
                 yield Communication(
                     row["group"],
-                    tuple(int(rank) for rank in row["comm_rank"].split() if rank.isdecimal()),
+                    tuple(rank for word in row["comm_rank"].split() if (rank := _rank(word)) is not None),
                     row["primitive"],
                     _rank(row["src_rank"]),
                     _rank(row["dest_rank"]),
@@ -110,29 +126,44 @@ def read_communication(path: Path) -> Iterator[Communication]:
         raise CorruptFile(f"cannot read {path}: {error}") from error
 
 
-def whole_number(path: Path, line: int, row: dict[str, str], column: str) -> int:
-    text = row[column]
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise CorruptFile(f"{path} line {line}: {column} is {text[:40]!r}, not a whole number")
+def whole_number(path: Path, line: int, column: str, text: str, most: int = NEVER) -> int:
+    if not _is_number(text) or int(text) > most:
+        raise CorruptFile(f"{path} line {line}: {column} is {text[:40]!r}, not a whole number up to {most:,}")
     return int(text)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Number and named cells of each line. MindSpore ends lines with a comma and never quotes."""
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 19
+
+
+def _rows(
+    path: Path, columns: tuple[str, ...], others: tuple[str, ...] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """Number and the wanted cells of each line; `others` may be missing ("")."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            header = file.readline(_LONGEST).rstrip("\r\n").rstrip(",").split(",")
+            header = _cells(file.readline(_LONGEST))
+            missing = [column for column in columns if column not in header]
+            if missing:
+                raise CorruptFile(f"{path} has no column {missing[0]}, as MindSpore's file has")
+            wanted = [
+                header.index(column) if column in header else len(header) for column in (*columns, *others)
+            ]
             for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=2):
                 if not text.endswith("\n"):
                     return  # half a line: the program was killed
-                cells = text.rstrip("\r\n").split(",")
-                if len(cells) == len(header) + 1:
-                    cells.pop()
+                cells = _cells(text)
                 if len(cells) != len(header):
                     raise CorruptFile(f"{path} line {line}: {len(cells)} cells instead of {len(header)}")
-                yield line, dict(zip(header, cells, strict=True))
+                cells.append("")  # what a missing column holds
+                yield line, [cells[index] for index in wanted]
     except OSError as error:
         raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _cells(line: str) -> list[str]:
+    """MindSpore ends lines with a comma and never quotes."""
+    return line.rstrip("\r\n").removesuffix(",").split(",")
 
 
 def _address(path: Path, line: int, text: str) -> int:
@@ -143,4 +174,4 @@ def _address(path: Path, line: int, text: str) -> int:
 
 
 def _rank(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if _is_number(text) and int(text) < _MOST_RANKS else None

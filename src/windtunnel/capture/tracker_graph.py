@@ -10,8 +10,9 @@ A block is named by the tick at which it was allocated. Views carry `{strdes=[1,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile
@@ -20,6 +21,7 @@ from windtunnel.events.model import TensorSpec
 __all__ = ["TrackedOp", "read_operators"]
 
 _LONGEST = 1 << 24
+_MOST_DIGITS = 9  # of a stream or an event
 _HEAD = re.compile(r"^\((.*?)\) = (.*)\((.*?)\), task_info: (\d{1,19}), attrs \{(.*)\}\s*$")
 _TENSOR = re.compile(r"(\w+):\[([\d, -]*)\](?:\{strdes=\[([\d, -]*)\],offset=(\d+)\})?")
 # MindSpore's words for types -> those of a recording
@@ -41,25 +43,30 @@ class TrackedOp:
     written: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    attributes: dict[str, str]  # stream_id; event; group, comm_rank
+    attributes: Mapping[str, str]  # stream_id; event; group, comm_rank
     stack: str
 
     @property
     def stream(self) -> int:
-        return int(self.attributes.get("stream_id", "0") or 0)
+        return self.number("stream_id") or 0
+
+    def number(self, attribute: str) -> int | None:
+        """An attribute that counts something; None if it is not there."""
+        text = self.attributes.get(attribute, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def read_operators(path: Path) -> Iterator[TrackedOp]:
     """Every operator in the order of the file; a file that was cut off is read up to there."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            number = 0
+            number, once = 0, {}
             while head := file.readline(_LONGEST):
                 tensors, comment = file.readline(_LONGEST), file.readline(_LONGEST)
                 number += 3
                 if not comment.endswith("\n"):
                     return
-                yield _operator(path, number - 2, head, tensors, comment)
+                yield _operator(path, number - 2, head, tensors, once.setdefault(comment, comment))
     except OSError as error:
         raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -70,17 +77,43 @@ def _operator(path: Path, line: int, head: str, tensors: str, comment: str) -> T
     if found is None or not arrow or not comment.lstrip().startswith("#"):
         raise CorruptFile(f"{path} line {line}: not an operator as MindSpore writes it: {head[:60]!r}")
     written, name, read, tick, attributes = found.groups()
-    pairs = (word.partition("=") for word in attributes.split(";") if word)
+    try:
+        inputs, outputs = _specs(arguments), _specs(results)
+    except ValueError:
+        raise CorruptFile(
+            f"{path} line {line + 1}: not tensors as MindSpore writes them: {tensors[:60]!r}"
+        ) from None
     return TrackedOp(
-        int(tick), name, _blocks(read), _blocks(written), _specs(arguments), _specs(results),
-        {key.strip(): value.strip() for key, _, value in pairs}, comment.strip().removeprefix("#").strip(),
-    )  # fmt: skip
+        int(tick),
+        name,
+        _blocks(read),
+        _blocks(written),
+        inputs,
+        outputs,
+        _attributes(attributes),
+        _stack(comment),
+    )
+
+
+# The same shapes, attributes and stacks come again with every layer and step: each is read once.
+
+
+@lru_cache(maxsize=1 << 14)
+def _attributes(text: str) -> Mapping[str, str]:
+    pairs = (word.partition("=") for word in text.split(";") if word)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+@lru_cache(maxsize=1 << 14)
+def _stack(comment: str) -> str:
+    return comment.strip().removeprefix("#").strip()
 
 
 def _blocks(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"%(\d{1,19})", text))
 
 
+@lru_cache(maxsize=1 << 14)
 def _specs(text: str) -> tuple[TensorSpec, ...]:
     return tuple(_spec(*found.groups()) for found in _TENSOR.finditer(text))
 
@@ -95,7 +128,10 @@ def _spec(kind: str, shape: str, strides: str | None, offset: str | None) -> Ten
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(",") if word.strip())
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if any(len(word) > 19 for word in words):
+        raise ValueError("a size that no tensor has")
+    return tuple(int(word) for word in words)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

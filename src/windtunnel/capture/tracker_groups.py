@@ -5,6 +5,7 @@ attributes of a graph's operator, or the next line of comm_execute_order.csv ─
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from windtunnel.capture.tracker_graph import TrackedOp
 
 __all__ = ["Parties", "Party"]
 
+_RANK = re.compile(r"[0-9]{1,8}")
 _PEERS = ("src_rank", "dst_rank", "dest_rank", "root_rank")
 
 
@@ -33,9 +35,9 @@ class Parties:
 
     def of(self, operator: TrackedOp, primitive: str) -> Party:
         given = operator.attributes
-        ranks = tuple(int(rank) for rank in given.get("comm_rank", "").split() if rank.isdecimal())
+        ranks = tuple(int(rank) for rank in given.get("comm_rank", "").split() if _RANK.fullmatch(rank))
         if ranks:
-            peers = (int(given[key]) for key in _PEERS if given.get(key, "").isdecimal())
+            peers = (peer for key in _PEERS if (peer := operator.number(key)) is not None)
             return Party(given.get("group", ""), ranks, next(peers, None))
         calls = self._calls.get(primitive)
         if not calls:

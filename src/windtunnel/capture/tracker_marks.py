@@ -56,6 +56,7 @@ def read_marks(path: Path) -> Iterator[Mark]:
     for line in lines:
         try:
             tick, kind, *values = json.loads(line)
-        except ValueError:
+            mark = Mark(int(tick), str(kind), tuple(values))
+        except (ValueError, TypeError, RecursionError):
             return
-        yield Mark(int(tick), str(kind), tuple(values))
+        yield mark

@@ -4,21 +4,25 @@
     scopes in names of graph operators ──┼──> Places ──> Where(phase, module)
     storages an operator reads ──────────┘
 
-Three sources, the surest first: a dynamic graph's cells are marked by the script's process; a compiled graph has scopes in
-its names; where both are silent (backward runs in C++, graphs made of closures lose their scopes) storages tell: an
-operator belongs where the weight it reads belongs, or where the forward operator did whose data it reads.
+A dynamic graph's cells are marked by the script's process; a compiled graph has scopes in its names; where both are silent
+(backward runs in C++, graphs made of closures lose their scopes) storages tell: an operator belongs where the weight it
+reads belongs, or where the forward operator did whose data it reads. In backward storages are believed before scopes:
+MindSpore makes the gradient of a primitive once, and every use of it carries the scope of the first.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from windtunnel.capture.backward_modules import BackwardModules
+from windtunnel.capture.backward_modules import BackwardModules, stem_of, undone_by
 from windtunnel.capture.model_names import ModelNames
-from windtunnel.capture.scope_names import place_of
+from windtunnel.capture.scope_names import Place, place_of
 from windtunnel.events.kinds import Phase, Role
 
 __all__ = ["Places", "Where"]
+
+_NUMBERS = re.compile(r"\d+")
 
 
 class Where(NamedTuple):
@@ -37,6 +41,7 @@ class Places:
         self._backward = BackwardModules()
         self._named: dict[int, str] = {}  # storage of a weight -> its module
         self._states: set[int] = set()  # storages of the optimizer's own
+        self._constants: set[int] = set()  # read by operators that have nothing to do with each other
         self._made: dict[int, Phase] = {}  # storage -> the phase of the graph operator that made it
         self._last_module: str | None = None  # of a compiled graph's forward
 
@@ -63,9 +68,11 @@ class Places:
         self._last_module = None
 
     def learn(self, storage: int, role: Role, name: str) -> None:
-        """A storage is this weight, or state of the optimizer."""
+        """A storage is this weight, state of the optimizer, or (temporary) a constant."""
         if role == Role.OPTIMIZER:
             self._states.add(storage)
+        elif role == Role.TEMPORARY:
+            self._constants.add(storage)
         elif role == Role.WEIGHT:
             self._named[storage] = name.rpartition(".")[0]
 
@@ -74,6 +81,7 @@ class Places:
         self._made.pop(storage, None)
         self._named.pop(storage, None)
         self._states.discard(storage)
+        self._constants.discard(storage)
 
     # -- where we are --------------------------------------------------------------------------------------
 
@@ -81,15 +89,17 @@ class Places:
         """Of whatever is no operator."""
         return Where(self._phase(), self._modules[-1] if self._modules else None)
 
-    def of_dynamic(self, read: tuple[int, ...], written: tuple[int, ...]) -> Where:
+    def of_dynamic(self, operator: str, read: tuple[int, ...], written: tuple[int, ...]) -> Where:
         """Of an operator that Python called, or backward of such."""
         phase = self._phase()
         depth = self._backward_depth
+        storages = self._telling(read, written)
         if depth is not None and len(self._modules) <= depth:
-            return Where(phase, self._backward.backward((*read, *written)))
+            return Where(phase, self._backward.backward(undone_by(operator), storages).module)
         module = self._modules[-1] if self._modules else None
-        if phase == Phase.FORWARD and module is not None:
-            self._backward.forward(module, (*read, *written))
+        # In backward this is a recomputation: what it makes is undone next.
+        if phase in (Phase.FORWARD, Phase.BACKWARD) and module is not None:
+            self._backward.forward(module, operator, storages)
         return Where(phase, module)
 
     def of_compiled(self, name: str, read: tuple[int, ...], written: tuple[int, ...]) -> Where:
@@ -104,22 +114,35 @@ class Places:
         for storage in written:
             if storage not in self._named and storage not in self._states:
                 self._made[storage] = phase
-        module = (
-            self._names.in_model(place.module) if place.module else self._by_storages(phase, read, written)
-        )
+        if phase == Phase.BACKWARD:
+            return Where(phase, self._of_backward(place, read, written))
+        module = self._names.in_model(place.module) if place.module else self._by_weight(read)
         if phase == Phase.FORWARD:
+            module = module if module is not None else self._last_module
             self._last_module = module
             if module is not None:
-                self._backward.forward(module, (*read, *written))
+                self._backward.forward(module, place.operator, self._telling(read, written))
         return Where(phase, module)
 
-    def _by_storages(self, phase: Phase, read: tuple[int, ...], written: tuple[int, ...]) -> str | None:
+    def _of_backward(self, place: Place, read: tuple[int, ...], written: tuple[int, ...]) -> str | None:
+        undone = stem_of(place.undoes) or undone_by(place.operator)
+        found = self._backward.backward(undone, self._telling(read, written))
+        by_weight = self._by_weight(read)
+        if by_weight is not None:
+            return by_weight
+        by_scope = self._names.in_model(place.module) if place.module else None
+        if found.is_sure or by_scope is None:
+            return found.module
+        # A neighbour's module is a guess, and so is a scope: of two layers of a kind the neighbour's is the likelier.
+        is_of_a_kind = found.module is not None and _kind(found.module) == _kind(by_scope)
+        return found.module if is_of_a_kind else by_scope
+
+    def _by_weight(self, read: tuple[int, ...]) -> str | None:
         of_weights = [self._named[storage] for storage in read if storage in self._named]
-        if of_weights:
-            return of_weights[-1]
-        if phase == Phase.BACKWARD:
-            return self._backward.backward((*read, *written))
-        return self._last_module if phase == Phase.FORWARD else None
+        return of_weights[-1] if of_weights else None
+
+    def _telling(self, read: tuple[int, ...], written: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(storage for storage in (*read, *written) if storage not in self._constants)
 
     def _phase(self) -> Phase:
         if self._is_optimizer:
@@ -127,3 +150,7 @@ class Places:
         if self._backward_depth is not None:
             return Phase.BACKWARD
         return Phase.FORWARD if self._has_begun else Phase.BUILD
+
+
+def _kind(module: str) -> str:
+    return _NUMBERS.sub("#", module)

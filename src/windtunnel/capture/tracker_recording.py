@@ -168,6 +168,8 @@ class _Rows:
             )  # a graph's, by their own names
         elif block.kind == "ConstantValue":
             self._name_storage(storage, Role.TEMPORARY, "constant")  # in the pool of weights, but none
+        elif block.is_persistent and block.node.endswith(_INPUT_ACTORS):
+            self._plain(Kind.MARK, storage, role=Role.INPUT)  # a graph keeps its first batch in that pool too
 
     def death(self, block: Block) -> None:
         storage = self._storage.get(block.start)
@@ -182,9 +184,9 @@ class _Rows:
 
     def operator(self, number: int, operator: TrackedOp) -> None:
         name = place_of(operator.name).operator.removeprefix("PrimFunc_")
-        if name in ("RecordEvent", "WaitEvent") and operator.attributes.get("event", "").isdecimal():
+        if name in ("RecordEvent", "WaitEvent") and (event := operator.number("event")) is not None:
             kind = Kind.EVENT_RECORD if name == "RecordEvent" else Kind.EVENT_WAIT
-            self._plain(kind, int(operator.attributes["event"]), stream=operator.stream)
+            self._plain(kind, event, stream=operator.stream)
             return
         if name == _END_OF_GRAPH and self._has_graph_step:
             self._end_step()
@@ -194,17 +196,18 @@ class _Rows:
         self._where.pop(number, None)
         if where.phase == Phase.OPTIMIZER and not self._is_marked:
             self._has_graph_step = True  # a compiled graph takes the whole step: it ends with the graph
-        collective = collective_of(name)
+        collective, is_view = collective_of(name), _is_view(operator)
         if collective is None:
-            overload = ".view" if _is_view(operator) else ""
+            overload = ".view" if is_view else ""
             signature = Signature(f"ms.{name}{overload}", operator.inputs, operator.outputs, "")
             kind, group = Kind.OP, -1
         else:
             party = self._parties.of(operator, name)
             words = "" if party.peer is None else f"peer={party.peer}"
-            signature = Signature(collective, *_given_and_got(operator), words)
+            signature = Signature(collective, *_given_and_got(collective, operator), words)
             kind, group = Kind.COLLECTIVE, self._group(party.group, party.ranks)
-        self._follow_gradients(operator, where.phase)
+        if not is_view:
+            self._follow_gradients(operator, where.phase)
         self._rows.append((
             kind, number, self._signature(signature), group, 0, self._module(where), where.phase, operator.stream,
             self._device, self._frames.frame(operator.stack), self._storages(operator.read),
@@ -213,7 +216,7 @@ class _Rows:
 
     def _follow_gradients(self, operator: TrackedOp, phase: Phase) -> None:
         """What backward adds into and the optimizer reads are gradients, whoever made the buffer."""
-        if phase == Phase.BACKWARD and not _is_view(operator):
+        if phase == Phase.BACKWARD:
             self._added_to |= set(operator.read) & set(operator.written)
         elif phase == Phase.OPTIMIZER and self._added_to:
             for block in self._added_to.intersection(operator.read):
@@ -228,7 +231,7 @@ class _Rows:
         if found is None:
             read, written = self._storages(operator.read), self._storages(operator.written)
             if self._task(operator) == _DYNAMIC or "/" not in operator.name:
-                found = self._places.of_dynamic(read, written)
+                found = self._places.of_dynamic(operator.name, read, written)
             else:
                 found = self._places.of_compiled(operator.name, read, written)
             self._where[number] = found
@@ -279,9 +282,13 @@ def _role(block: Block) -> Role:
     return _ROLES.get(block.kind or "WorkSpace", Role.UNKNOWN)
 
 
-def _given_and_got(operator: TrackedOp) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _given_and_got(
+    collective: str, operator: TrackedOp
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """What a collective gives and gets: a buffer it only fills is listed as its first argument too."""
     inputs = operator.inputs
+    if collective == "c10d.recv" and operator.outputs:
+        return (), operator.outputs  # a graph's receive has an argument that only puts it into order
     if len(operator.read) == len(inputs) > 1:
         pairs = zip(operator.read, inputs, strict=True)
         inputs = tuple(spec for block, spec in pairs if block not in operator.written) or inputs
