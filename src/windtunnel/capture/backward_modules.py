@@ -50,8 +50,11 @@ class BackwardModules:
         for storage in dict.fromkeys(storages):
             self._users.setdefault(storage, deque(maxlen=_MOST_USERS)).append(number)
 
-    def backward(self, undone: str, storages: tuple[int, ...]) -> Undone:
-        """Where an operator belongs; `undone` is the stem of the forward operator its name speaks of, or ""."""
+    def backward(self, undone: str, storages: tuple[int, ...], is_part: bool = False) -> Undone:
+        """Where an operator belongs; `undone` is the stem of the forward operator its name speaks of, or "".
+
+        A part is one of several that undo it together, such as a reshape: it takes the place of none.
+        """
         shared: dict[int, int] = {}
         for storage in dict.fromkeys(storages):
             for number in self._users.get(storage, ()):
@@ -65,7 +68,7 @@ class BackwardModules:
             if is_undone:
                 self._no_longer_waits(self._at)
             return Undone(self._modules[self._at], is_undone or not undone)
-        if (nearest := self._nearest(undone)) is not None:
+        if not is_part and (nearest := self._nearest(undone)) is not None:
             self._at = nearest
             self._no_longer_waits(nearest)
             return Undone(self._modules[nearest], True)

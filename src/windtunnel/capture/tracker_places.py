@@ -125,8 +125,10 @@ class Places:
         return Where(phase, module)
 
     def _of_backward(self, place: Place, read: tuple[int, ...], written: tuple[int, ...]) -> str | None:
-        undone = stem_of(place.undoes) or undone_by(place.operator)
-        found = self._backward.backward(undone, self._telling(read, written))
+        by_name = undone_by(place.operator)
+        found = self._backward.backward(
+            stem_of(place.undoes) or by_name, self._telling(read, written), is_part=not by_name
+        )
         by_weight = self._by_weight(read)
         if by_weight is not None:
             return by_weight
