@@ -18,9 +18,8 @@ from windtunnel.errors import NoToolchain
 __all__ = ["run_rank"]
 
 _LIMITS = (
-    "so the script ran on MindSpore's meta device instead: operators, tensors and their lifetimes are MindSpore's own, but "
-    "copies that only a card's kernels make, streams, workspaces and fragments are approximate, and GRAPH_MODE and values "
-    "of tensors are not available"
+    "so the script ran on MindSpore's meta device: operators and lifetimes of tensors are MindSpore's own, but backward of "
+    "older primitives, compiled optimizers, streams and fragments are modelled, and GRAPH_MODE is refused"
 )
 
 
@@ -32,4 +31,4 @@ def run_rank(
         "MS_JIT": "0",  # compiled functions would leave the meta device: so they run as written
         "MS_ALLOC_CONF": os.environ.get("MS_ALLOC_CONF", ""),  # its own tracker has nothing to see
     }
-    return run_by(Route("mindspore_meta_child", (), variables, (f"{why}, {_LIMITS}",)), task, on_step)
+    return run_by(Route("mindspore_meta_child", (), variables, (f"{why.message}, {_LIMITS}",)), task, on_step)

@@ -45,7 +45,7 @@ def start() -> None:
     mindspore.runtime.launch_blocking()
     mindspore.DeviceCtx("meta").__enter__()
     install_tensors(device)
-    install_context(task.local_rank)
+    settings = install_context(task.local_rank)
     install_world(World(task.rank, task.world_size, task.nproc_per_node), device)
     modelled = install_gradients(device)
     install_compiled(device)
@@ -56,7 +56,7 @@ def start() -> None:
         outcome |= what_was_seen(instruments, reads)
     if modelled:
         outcome["notices"].append(f"backward was modelled for {', '.join(sorted(modelled))}")
-    outcome["is_graph"] = False
+    outcome |= {"is_graph": False, "max_device_bytes": settings.max_device_bytes}
     atexit._run_exitfuncs()
     tracker.write(folder)
     marks.add("end", outcome)

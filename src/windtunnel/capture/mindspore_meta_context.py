@@ -8,6 +8,8 @@ Python code of MindSpore asks the same questions, and so chooses the operators o
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import mindspore
@@ -17,13 +19,27 @@ from mindspore._c_expression import ms_ctx_param
 from windtunnel.capture.mindspore_meta_tensors import replace_function
 from windtunnel.errors import NoToolchain
 
-__all__ = ["install_context"]
+__all__ = ["Settings", "install_context"]
 
 _TARGET = "Ascend"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)GB")
 
 
-def install_context(device_id: int) -> None:
+@dataclass
+class Settings:
+    """What the script chose, of what is ours to honour."""
+
+    max_device_bytes: int | None = None
+
+    def limit(self, size: Any) -> None:
+        """As MindSpore writes it: "30GB"."""
+        if found := _SIZE.fullmatch(str(size)):
+            self.max_device_bytes = int(float(found[1]) * 2**30)
+
+
+def install_context(device_id: int) -> Settings:
     """Before the script's first line."""
+    chosen_by_script = Settings()
     settings = context._Context
     get_param, set_mode = settings.get_param, settings.set_mode
 
@@ -39,14 +55,22 @@ def install_context(device_id: int) -> None:
     settings.set_mode = settings.setters["mode"] = choose_mode
     settings.set_device_target = settings.setters["device_target"] = lambda self, target: None
     settings.set_device_id = settings.setters["device_id"] = lambda self, number: None
-    settings.set_max_device_memory = settings.setters["max_device_memory"] = lambda self, size: None
+    settings.set_max_device_memory = settings.setters["max_device_memory"] = lambda self, size: (
+        chosen_by_script.limit(size)
+    )
 
     chosen = device_manager.DeviceInfo(_TARGET, device_id)
     replace_function(device_manager.set_device, lambda device_target, device_id=None: None)
     replace_function(device_manager.get_current_device, lambda: chosen)
-    for name in ("synchronize", "set_memory", "empty_cache", "set_cpu_affinity"):
+
+    def set_memory(*args: Any, **kwargs: Any) -> None:
+        chosen_by_script.limit(kwargs.get("max_size", args[2] if len(args) > 2 else ""))
+
+    replace_function(mindspore.runtime.set_memory, set_memory)
+    for name in ("synchronize", "empty_cache", "set_cpu_affinity"):
         if (old := getattr(mindspore.runtime, name, None)) is not None:
             replace_function(old, lambda *args, **kwargs: None)
+    return chosen_by_script
 
 
 def _refuse_graphs() -> NoReturn:

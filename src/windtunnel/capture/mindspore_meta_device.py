@@ -9,6 +9,7 @@ A tensor's user data names its handle without holding it: MindSpore copies them 
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,18 +24,20 @@ from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.utils import MsDispatchMode
 
 from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage
+from windtunnel.errors import NoToolchain
 
 __all__ = ["Handle", "MetaDevice", "MetaMode", "tensors_in"]
 
 _KEY = "windtunnel_handle"
 # Operators whose result lies in the memory of their first argument. Most have "View" in their name.
 _VIEWS = {
-    "AsStrided", "BroadcastTo", "Chunk", "Diagonal", "ExpandAs", "ExpandDims", "Flatten", "FlattenExt", "Identity", "Narrow",
+    "AsStrided", "BroadcastTo", "Chunk", "Diagonal", "ExpandAs", "ExpandDims", "FlattenExt", "Identity", "Narrow",
     "Permute", "Reshape", "SelectExt", "Split", "SplitTensor", "SplitWithSize", "Squeeze", "StopGradient", "Swapaxes",
     "TExt", "Transpose", "TransposeExt", "Unsqueeze", "UnstackExt", "ViewAs",
 }  # fmt: skip
-_COPIES_UNLESS_CONTIGUOUS = {"Reshape", "Flatten", "FlattenExt"}
+_COPIES_UNLESS_CONTIGUOUS = {"Reshape", "FlattenExt"}
 _IN_PLACE = ("Inplace", "Assign")
+_LACKING = re.compile("Not implement exception|device meta|meta device|src:meta|Device meta")
 _FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
 
 
@@ -58,7 +61,15 @@ class MetaMode(MsDispatchMode):
         self._device = device
 
     def __ms_dispatch__(self, func: Any, args: Any, kwargs: Any = None) -> Any:
-        result = func(*args)
+        try:
+            result = func(*args)
+        except RuntimeError as error:
+            if not _LACKING.search(str(error)):
+                raise
+            raise NoToolchain(
+                f"the script needs loader stubs for {func.name}, which MindSpore's meta device cannot run",
+                hint="install a C++ compiler, for example `apt-get install g++`",
+            ) from error
         self._device.ran(func.name, args, result)
         return result
 

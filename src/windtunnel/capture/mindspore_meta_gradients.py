@@ -29,17 +29,18 @@ __all__ = ["GradientRule", "install_gradients", "rule_of"]
 class GradientRule(NamedTuple):
     """What backward of a primitive needs and makes. Numbers count the tensors given to it."""
 
-    kernel: str  # makes the gradients
+    kernel: str | tuple[str, ...]  # makes all gradients, or one for each
     saved: tuple[int, ...]  # of what it was given
     results: tuple[int, ...] = ()  # saved too, of what it made
-    passed: tuple[int, ...] = ()  # their gradient is the one that comes in, unchanged
+    passed: tuple[int, ...] = ()  # their gradient is the one that comes in, unchanged but for its shape
 
 
 _RULES = {
     "BiasAdd": GradientRule("BiasAddGrad", (), passed=(0,)),
     "Gather": GradientRule("UnsortedSegmentSum", (1,)),
-    "Conv2D": GradientRule("Conv2DBackprop", (0, 1)),
-    "Conv2DTranspose": GradientRule("Conv2DTransposeGrad", (0, 1)),
+    "Flatten": GradientRule("", (), passed=(0,)),
+    "Conv2D": GradientRule(("Conv2DBackpropInput", "Conv2DBackpropFilter"), (0, 1)),
+    "LayerNorm": GradientRule("LayerNormGrad", (0, 1), results=(1, 2)),
     "BatchNorm": GradientRule("BatchNormGrad", (0, 1), results=(3, 4)),
     "AvgPool": GradientRule("AvgPoolGrad", (0,), results=(0,)),
     "MaxPool": GradientRule("MaxPoolGrad", (0,), results=(0,)),
@@ -62,9 +63,10 @@ def install_gradients(device: MetaDevice) -> set[str]:
     class Modelled(_Function):
         @staticmethod
         def forward(ctx: Any, call: tuple[Any, ...], *given: Any) -> Any:
-            result = run(*call)
+            result = run(*call[:3])
             made = list(tensors_in(result))
             rule = ctx.rule = rule_of(call[1], len(given))
+            ctx.wanted = call[3]
             ctx.looks = [(tuple(tensor.shape), tensor.dtype) for tensor in given]
             ctx.save_for_backward(
                 *(given[i] for i in rule.saved if i < len(given)),
@@ -74,29 +76,37 @@ def install_gradients(device: MetaDevice) -> set[str]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            wanted = ctx.needs_input_grad[1:]
-            found: list[Any] = [None] * len(wanted)
-            made = []
-            for i, is_wanted in enumerate(wanted):
+            found: list[Any] = [None] * len(ctx.wanted)
+            made: list[Any] = []
+            read = [*tensors_in(gradients), *ctx.saved_tensors]
+            for i, is_wanted in enumerate(ctx.wanted):
                 if not is_wanted or ctx.looks[i][1] not in float_type:
                     continue
+                shape, dtype = ctx.looks[i]
                 if i in ctx.rule.passed:
-                    found[i] = gradients[0]
-                else:
-                    found[i] = device.new_tensor(*ctx.looks[i])
-                    made.append(found[i])
+                    found[i] = (
+                        gradients[0] if tuple(gradients[0].shape) == shape else gradients[0].view(shape)
+                    )
+                    continue
+                found[i] = device.new_tensor(shape, dtype)
+                made.append(found[i])
+                if isinstance(ctx.rule.kernel, tuple):
+                    device.record(ctx.rule.kernel[i], read, made)
+                    made = []
             if made:
-                device.record(ctx.rule.kernel, [*tensors_in(gradients), *ctx.saved_tensors], made)
+                device.record(ctx.rule.kernel, read, made)
             return (None, *found)
 
     def run_op(obj: Any, name: str, args: tuple[Any, ...]) -> Any:
         given = list(tensors_in(args))
-        if not _pynative_executor.grad_flag() or not any(tensor._requires_grad for tensor in given):
+        is_followed = _pynative_executor.grad_flag() and _pynative_executor.enable_grad()
+        wanted = [bool(tensor._requires_grad) for tensor in given]
+        if not is_followed or not any(wanted):
             return run(obj, name, args)
-        if getattr(obj, "side_effect_mem", False) or not name[:1].isupper() or name in _WITHOUT:
+        if not name[:1].isupper() or name in _WITHOUT or name.startswith("Assign"):
             return run(obj, name, args)
         modelled.add(name)
-        return Modelled.apply((obj, name, args), *given)
+        return Modelled.apply((obj, name, args, wanted), *given)
 
     replace_function(run, run_op)
     _Function.apply = classmethod(_linked(_Function.apply.__func__, device))

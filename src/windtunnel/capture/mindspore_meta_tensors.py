@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from math import prod
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, mint
-from mindspore.common import dtype as types
+from mindspore import Parameter, Tensor, mint, ops
 from mindspore.ops import tensor_method
 
 from windtunnel.capture.mindspore_meta_device import Handle, MetaDevice, tensors_in
@@ -97,6 +97,7 @@ def _install_values(device: MetaDevice) -> None:
 
     Tensor.asnumpy = Tensor.numpy = asnumpy
     Tensor.item = item
+    Tensor.get_bytes = lambda self: bytes(prod(self.shape) * self._itemsize)
     Tensor.tolist = lambda self: asnumpy(self).tolist()
     Tensor.__int__ = lambda self: int(item(self))
     Tensor.__float__ = lambda self: float(item(self))
@@ -104,10 +105,11 @@ def _install_values(device: MetaDevice) -> None:
     Tensor.__index__ = lambda self: int(item(self))
 
 
-def _numpy_type(tensor: Any) -> Any:
-    if tensor.dtype == types.bfloat16:
-        return np.float32  # numpy itself has no bfloat16
-    return types.dtype_to_nptype(tensor.dtype)
+def _numpy_type(tensor: Any) -> np.dtype:
+    try:
+        return np.dtype(str(tensor.dtype).lower())
+    except TypeError:
+        return np.dtype(np.float32)  # numpy has no bfloat16 and none of the smaller ones
 
 
 # -- where tensors are ---------------------------------------------------------------------------------------
@@ -180,6 +182,10 @@ def _install_methods(device: MetaDevice) -> None:
         device.record("InplaceCopy", [self, *tensors_in(value)], [self])
 
     Tensor.__getitem__, Tensor.__setitem__ = __getitem__, __setitem__
+    # The meta device has `all` and lacks `any`, whose results look the same.
+    Tensor.any = Tensor.all
+    replace_function(mint.any, mint.all)
+    replace_function(ops.any, ops.all)
     for name in dir(tensor_method):
         prefix = next((p for p in ("deprecated_tensor_", "tensor_") if name.startswith(p)), None)
         method = name.removeprefix(prefix) if prefix else ""

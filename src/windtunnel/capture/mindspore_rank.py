@@ -75,10 +75,8 @@ def run_by(
     with _without_litter():
         code = _run_script(task, route, folder, facts, errors, on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
-    outcome = _outcome(marks, code) | {
-        "mindspore_facts": facts.as_document(),
-        "max_device_bytes": facts.limit_bytes(),
-    }
+    printed = {"mindspore_facts": facts.as_document(), "max_device_bytes": facts.limit_bytes()}
+    outcome = printed | _outcome(marks, code)
     outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
     if outcome.get("error"):
         outcome["error"] = errors.explain(str(outcome["error"]))
