@@ -6,7 +6,7 @@ files below a folder ──> find_tracked ──> TrackedProgram ──> in_orde
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.capture.tracker_files import (
@@ -85,9 +85,20 @@ def find_tracked(folder: Path) -> TrackedProgram | None:
     home = found[0].parent
     graph, tasks = home / "tracker_graph.ir", home / "task.csv"
     orders = sorted(folder.rglob("comm_execute_order.csv"))
+    operators = list(read_operators(graph)) if graph.exists() else []
     return TrackedProgram(
-        list(read_blocks(found[0])),
-        list(read_operators(graph)) if graph.exists() else [],
+        _with_kinds(list(read_blocks(found[0])), operators),
+        operators,
         {task.tick: task for task in read_tasks(tasks)} if tasks.exists() else {},
         list(read_communication(orders[0])) if orders else [],
     )
+
+
+def _with_kinds(blocks: list[Block], operators: list[TrackedOp]) -> list[Block]:
+    """Of the first operator's blocks the tracker says nothing: what operators list them as says it."""
+    if all(block.kind for block in blocks):
+        return blocks
+    written = {block for operator in operators for block in operator.written if block not in operator.read}
+    read = {block for operator in operators for block in operator.read}
+    kinds = {start: "PyNativeInput" for start in read} | {start: "PyNativeOutput" for start in written}
+    return [block if block.kind else replace(block, kind=kinds.get(block.start, "")) for block in blocks]

@@ -16,7 +16,7 @@ from windtunnel.capture.tracker_groups import Parties
 from windtunnel.capture.tracker_marks import Mark
 from windtunnel.capture.tracker_places import Places, Where
 from windtunnel.capture.tracker_program import Birth, Death, TrackedProgram
-from windtunnel.capture.tracker_words import collective_of, is_kernel, requested_bytes
+from windtunnel.capture.tracker_words import OWN_TASK, collective_of, is_kernel, requested_bytes
 from windtunnel.events.file import RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role, Signature, TensorSpec
 
@@ -239,7 +239,9 @@ class _Rows:
 
     def _task(self, operator: TrackedOp) -> str:
         task = self._program.tasks.get(operator.tick)
-        return task.name if task is not None else _DYNAMIC
+        if task is None or (task.name == OWN_TASK and task.node != operator.name):
+            return _DYNAMIC  # the first operator of all has the tick of our own mark
+        return task.name
 
     def _group(self, name: str, ranks: tuple[int, ...]) -> int:
         if name not in self._groups:

@@ -9,7 +9,7 @@ from math import prod
 
 from windtunnel.events.model import TensorSpec
 
-__all__ = ["collective_of", "is_kernel", "requested_bytes"]
+__all__ = ["OWN_TASK", "collective_of", "is_kernel", "requested_bytes"]
 
 # Longest first where one word is the end of another; prefixes such as InnerComm and DistComm do not matter.
 _COLLECTIVES = (
@@ -32,11 +32,8 @@ _NO_KERNELS = {
     "RecordEvent", "WaitEvent", "StreamSend", "StreamRecv", "UpdateOutputDeviceAddress", "CopyTensorData",
     "CopyValueNodeData", "SyncTensorData",
 }  # fmt: skip
-_OTHER_TASKS = (
-    "SyncTensorData",
-    "PrepareDataForSequenceAndScalarValue",
-    "windtunnel",
-)  # copies, our own mark
+OWN_TASK = "windtunnel"  # of our own first mark
+_OTHER_TASKS = ("SyncTensorData", "PrepareDataForSequenceAndScalarValue", OWN_TASK)
 
 _BITS = {
     "float64": 64, "int64": 64, "uint64": 64, "complex64": 64, "float32": 32, "int32": 32, "uint32": 32,

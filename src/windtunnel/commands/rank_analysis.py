@@ -161,7 +161,7 @@ def _own_word_notes(request: RunRequest, recording: Recording, memory: RankMemor
 
 
 def _page_notes(in_pages: int | None) -> list[str]:
-    if in_pages is None:
+    if not in_pages:
         return []
     return [
         f"on a card MindSpore would print {format_bytes(in_pages)} with fragments: there it counts the 2 MiB pages it"

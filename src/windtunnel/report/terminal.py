@@ -82,7 +82,7 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
             parts += _graph(rank, pencils)
     parts += time_parts(result)
     if rank is not None and rank.unknown_values:
-        title = "Values a simulated device cannot know (set them with windtunnel.mock)"
+        title = "Values a simulated device cannot know (set them with windtunnel.mock, or MindSpore's dryrun.mock)"
         parts += _titled(title, _unknown_table(rank))
     if rank is not None and rank.build_time_us and not has_failed:
         parts += _titled("Longest to build", _build_table(rank))
