@@ -100,5 +100,5 @@ def _with_kinds(blocks: list[Block], operators: list[TrackedOp]) -> list[Block]:
         return blocks
     written = {block for operator in operators for block in operator.written if block not in operator.read}
     read = {block for operator in operators for block in operator.read}
-    kinds = {start: "PyNativeInput" for start in read} | {start: "PyNativeOutput" for start in written}
+    kinds = dict.fromkeys(read, "PyNativeInput") | dict.fromkeys(written, "PyNativeOutput")
     return [block if block.kind else replace(block, kind=kinds.get(block.start, "")) for block in blocks]

@@ -75,7 +75,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
                 place.n_bytes, place.used_bytes, place.peak_bytes,
                 _plain(stack[-1].file if stack else ""), stack[-1].line if stack else "", _TYPES[role],
                 ticks.producer[row], _plain(recording.name(int(lives.module[i]))),
-                _plain(short_op(recording.signatures[signature].name) if signature >= 0 else ""), "",
+                _plain(short_op(recording.signatures[signature].name).removeprefix("ms.") if signature >= 0 else ""), "",
                 "{" + "-".join(map(str, users)) + "}" if users else "", users[-1] if users else "",
                 "".join(f"File:{_plain(f.file)};Line:{f.line};Function:{_plain(f.function)}|" for f in stack),
                 int(row in persistent), 0,
