@@ -125,8 +125,9 @@ def _run_script(
         following = threading.Thread(target=_follow_steps, args=(steps, on_step), daemon=True)
         following.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts, errors)
+        with process.stdout as lines:
+            for line in lines:
+                _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts, errors)
         code = process.wait()
     following.join(timeout=1.0)
     return code
