@@ -18,6 +18,7 @@ SCRIPT = """
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn
+from mindspore.utils.dryrun import mock
 
 network = nn.SequentialCell(nn.Dense(512, 256), nn.ReLU(), nn.Dense(256, 10))
 optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -25,8 +26,9 @@ loss = nn.CrossEntropyLoss()
 gradients = ms.value_and_grad(lambda x, y: loss(network(x), y), None, network.trainable_params())
 for _ in range(2):
     picked = mint.index_select(Tensor(np.ones((64, 512), np.float32)), 0, Tensor(np.arange(32), ms.int32))
-    _, found = gradients(picked, Tensor(np.zeros(32, np.int32)))
+    value, found = gradients(picked, Tensor(np.zeros(32, np.int32)))
     optimizer(found)
+    print("loss", mock(2.5, value.asnumpy))
 """
 FACTS = (
     r"Device MOC memory size: (\d+)M",
@@ -64,35 +66,56 @@ def test_the_variables_the_facts_and_the_files(tmp_path, level):
     size, usable, _, used, actual = (int(value, 0) for value in found)
     assert 0 < used <= actual < usable < size == 64 * 1024
     rank = tmp_path / "out" / "rank0"
+    assert (rank / "run.log").read_text().count("loss 2.5") == 2
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["ranks"][0]["unknown_values"] == []
     rows = list(csv.DictReader((rank / "memory_block.csv").read_text().splitlines()))
-    selected = [row for row in rows if row["node_name"] == "ms.IndexSelect"]
+    selected = [(row["type"], int(row["size"])) for row in rows if row["node_name"] == "IndexSelect"]
+    call = [("PyNativeOutput", 32 * 512 * 4 + 512)]
     if level == 3:
-        assert [row["type"] for row in selected[-2:]] == ["PyNativeOutput", "WorkSpace"]
-        assert (
-            int(selected[-1]["size"]) == 77824 + 512
-        )  # as in the guide, and what MindSpore adds to every block
-    else:
-        assert selected[-1]["type"] == "PyNativeOutput"
+        call += [("WorkSpace", 77824 + 512)]  # as in the guide, and what MindSpore adds to every block
+    assert selected == 2 * call  # one call in each step
     assert (rank / "trace_view.json").exists() is (level == 3)
     if level == 3:
         events = json.loads((rank / "trace_view.json").read_text())
         kernels = [event for event in events if event.get("cat") == "kernel"]
         assert all(event["dur"] > 0 for event in kernels)
-        assert "ms.IndexSelect" in {event["name"] for event in kernels}
+        # What runs before the network is first called belongs to no step, and is not in the trace.
+        assert [event["name"] for event in kernels].count("ms.IndexSelect") == 1
 
 
-WRONG = """
+ROWS = """
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
 nn.Dense(512, 10)(Tensor(np.ones((4, 511), np.float32))).asnumpy()
 """
+STRATEGY = """
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.communication import init
+
+class Network(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.product = ops.MatMul().shard(((1, 4), (4, 1)))
+    def construct(self, x, y):
+        return self.product(x, y)
+
+ms.set_context(mode=ms.GRAPH_MODE)
+init()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", full_batch=True)
+Network()(Tensor(np.ones((8, 8), np.float32)), Tensor(np.ones((8, 8), np.float32)))
+"""
 
 
-def test_level_0_finds_what_does_not_fit_together(tmp_path):
-    """A batch whose rows are shorter than the model wants."""
-    done = _run(tmp_path, WRONG, MS_SIMULATION_LEVEL="0")
+@pytest.mark.parametrize(
+    ("script", "said"), [(ROWS, "511"), (STRATEGY, "strategy")], ids=["rows", "strategy"]
+)
+def test_level_0_finds_what_does_not_fit_together(tmp_path, script, said):
+    """A batch whose rows are shorter than the model wants; a strategy for four cards on two."""
+    done = _run(tmp_path, script, MS_SIMULATION_LEVEL="0", RANK_SIZE="2", RANK_ID="0")
     assert done.returncode != 0
-    assert "511" in done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
     assert "train.py" in done.stdout + done.stderr
