@@ -34,6 +34,7 @@ from tests.mindspore.seed_programs import (
     loader,
     steps,
 )
+from windtunnel.errors import UsageError
 from windtunnel.mindspore import MsprobeInitStep, MsprobeStep, PrecisionDebugger, seed_all
 from windtunnel.probe.mindspore_api_names import api_places
 
@@ -73,6 +74,14 @@ def test_start_takes_a_part_a_list_a_tuple_and_a_rank():
         debugger.step()
         folder = Path(f"dump_path/step{debugger.step_number - 1}/rank5")
         assert Dump(folder).names() == [begin[0] + name for name in below]
+
+
+def test_what_start_cannot_take_is_told_and_nothing_else(caplog):
+    debugger = PrecisionDebugger(config_path=config(level="L0"))
+    with pytest.raises(UsageError, match="was given int"):
+        debugger.start(3)
+    assert "error of the probe" not in caplog.text
+    assert debugger.collector.n_errors == 0
 
 
 def test_a_start_step():

@@ -263,7 +263,8 @@ debugger.step()
 def test_l2_in_both_modes_with_and_without_the_high_level_api():
     """start() before the model is made. Dynamic code: Kernel entries. Compiled code: MindSpore's own dump."""
     config(level="L2", task="tensor")
-    _run_file(KERNELS)
+    told = _run_file(KERNELS)
+    assert "kernels of compiled code are in" in told
     x = np.array([[0.5, -2.0]], np.float32)
     hidden = np.tanh(x.sum() + 1.0) * np.ones((1, 2), np.float32)
     for step in (0, 1):
@@ -278,11 +279,12 @@ def test_l2_in_both_modes_with_and_without_the_high_level_api():
     assert json.loads(Path("dump_path/kernel_kbyk_dump.json").read_text())["common_dump_settings"]
 
 
-def _run_file(program: str) -> None:
+def _run_file(program: str) -> str:
     """In a process of its own: MindSpore reads what to dump once, and compiles only what is in a file."""
     Path("program.py").write_text(program)
     done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def _written_by_mindspore(step: int, pattern: str) -> list[Path]:
@@ -300,6 +302,7 @@ def test_l2_at_o2_is_set_up_for_ascend_and_told(monkeypatch, caplog):
     debugger.step()
     written = Path("dump_path/kernel_graph_dump.json").resolve()
     assert os.environ["MINDSPORE_DUMP_CONFIG"] == str(written)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]  # no empty folder of a step
     settings = json.loads(written.read_text())["common_dump_settings"]
     assert (settings["iteration"], settings["kernels"], settings["saved_data"]) == (
         "0|2-3",

@@ -6,6 +6,8 @@ config ──> meter, elements, writer ──> parts of the level ──> `windt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import mindspore
@@ -48,6 +50,7 @@ class Debugger(AnyDebugger):
         Without a model the one that was given last is meant.
         """
         model = self.last_model if model is None else model
+        self._check(model, token_range, rank_id)  # before anything looks at the model
         self.safely(lambda: self._prepare(model))
         super().start(model, token_range, rank_id)
 
@@ -61,12 +64,20 @@ class Debugger(AnyDebugger):
         if self.kernels is not None:
             self.kernels.prepare(model, self.step_number)
 
+    def step_over(self) -> None:
+        step = self.collector.step
+        super().step_over()
+        if step is not None and self.parts == [self.kernels]:
+            _remove_empty(step.folder.path)
+
     def close(self) -> None:
         """Finish whatever is open; at exit this comes by itself."""
         super().close()
         self.safely(self.graph.close)
         if self.kernels is not None:
             self.safely(self.kernels.close)
+            if any(self.config.dump_path.glob("rank_*/Net")):
+                self.tell_once(f"kernels of compiled code are in {self.config.dump_path}/rank_*/Net")
 
     def build(self) -> None:
         config = self.config
@@ -98,6 +109,15 @@ class Debugger(AnyDebugger):
         if GlobalComm.INITED:
             return get_rank(), get_group_size()
         return None, None
+
+
+def _remove_empty(folder: Path) -> None:
+    """The folder of a step of which MindSpore's own dump has everything, elsewhere; errors of ours stay."""
+    with suppress(OSError):
+        for name in ("dump.json", "stack.json", "construct.json"):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def _is_ascend() -> bool:
