@@ -23,7 +23,7 @@ from mindspore.ops import operations
 from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.utils import MsDispatchMode
 
-from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage
+from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage, can_be_viewed
 from windtunnel.errors import NoToolchain
 
 __all__ = ["Handle", "MetaDevice", "MetaMode", "tensors_in"]
@@ -35,7 +35,7 @@ _VIEWS = {
     "Permute", "Reshape", "SelectExt", "Split", "SplitTensor", "SplitWithSize", "Squeeze", "StopGradient", "Swapaxes",
     "TExt", "Transpose", "TransposeExt", "Unsqueeze", "UnstackExt", "ViewAs",
 }  # fmt: skip
-_COPIES_UNLESS_CONTIGUOUS = {"Reshape", "FlattenExt"}
+_COPY_IF_THEY_MUST = {"Reshape", "FlattenExt"}
 _IN_PLACE = ("Inplace", "Assign")
 _LACKING = re.compile("Not implement exception|device meta|meta device|src:meta|Device meta")
 _FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
@@ -46,7 +46,7 @@ class Handle:
     """What a tensor carries: its storage, held as long as the tensor is."""
 
     storage: Storage
-    is_contiguous: bool = True
+    strides: tuple[int, ...] | None = None  # None: contiguous
     origin: int = 0  # of a view: the autograd node of what it is a view of, if there is one
     value: Any = None  # of a tensor made from host data: what can still be read
 
@@ -105,10 +105,10 @@ class MetaDevice:
             if _known(tensor) is not None:
                 continue  # an argument, given back
             if index in sources:
-                self._adopt(tensor, Handle(sources[index].storage, sources[index].is_contiguous))
+                self._adopt(tensor, Handle(sources[index].storage, sources[index].strides))
                 sources[index].writes()
             elif handles and _is_view(name, tensor):
-                is_copy = name in _COPIES_UNLESS_CONTIGUOUS and not handles[0].is_contiguous
+                is_copy = name in _COPY_IF_THEY_MUST and not _fits(given[0], handles[0], tensor)
                 storage = self._storage(tensor, "PyNativeOutput") if is_copy else handles[0].storage
                 self._make_view(tensor, storage, given[0])
             else:
@@ -130,7 +130,7 @@ class MetaDevice:
     def gave(self, result: Any, made: Sequence[Handle]) -> None:
         """MindSpore gave out new tensors for those that were made: both lie in the same memory."""
         for tensor, source in zip(tensors_in(result), made, strict=False):
-            self._adopt(tensor, Handle(source.storage, source.is_contiguous))
+            self._adopt(tensor, Handle(source.storage, source.strides))
 
     def took_view(self, source: Any, view: Any) -> None:
         """Plain indices were used, which dispatch does not show."""
@@ -184,7 +184,8 @@ class MetaDevice:
         self._adopt(tensor, Handle(self._storage(tensor, "Weight")))
 
     def _make_view(self, tensor: Any, storage: Storage, source: Any) -> None:
-        handle = Handle(storage, tensor.is_contiguous(), _node(source))
+        strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+        handle = Handle(storage, strides, _node(source))
         self._adopt(tensor, handle)
         known = self._views.setdefault(_look(tensor), [])
         known[:] = [view for view in known if view() is not None]
@@ -255,6 +256,10 @@ def _look(tensor: Any) -> tuple[Any, ...]:
 
 def _is_view(name: str, tensor: Any) -> bool:
     return name.endswith("View") or name in _VIEWS or tensor._need_contiguous()
+
+
+def _fits(source: Any, handle: Handle, result: Any) -> bool:
+    return handle.strides is None or can_be_viewed(source.shape, handle.strides, result.shape)
 
 
 def _node(tensor: Any) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MetaTracker", "Operand", "Storage"]
+__all__ = ["MetaTracker", "Operand", "Storage", "can_be_viewed"]
 
 _PADDING = 512
 _NEVER = (1 << 63) - 1
@@ -131,6 +131,30 @@ class MetaTracker:
                 f"{block.start},{block.end},{block.address:#x},0,Meta,{block.size},{block.kind},-1,PyNative,,,"
                 f"{block.stack},{persistent},\n"
             )
+
+
+def can_be_viewed(shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]) -> bool:
+    """Whether a tensor can have another shape without a copy: every new dimension lies within one run of memory."""
+    runs: list[
+        int
+    ] = []  # elements of each run of dimensions that follow each other in memory, innermost first
+    expected = 0
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if runs and stride == expected:
+            runs[-1] *= size
+        else:
+            runs.append(size)
+        expected = stride * size
+    wanted = [size for size in reversed(new_shape) if size != 1]
+    for run in runs:
+        n = 1
+        while n < run and wanted:
+            n *= wanted.pop(0)
+        if n != run:
+            return False
+    return not wanted
 
 
 def _blocks(operands: Sequence[Operand]) -> str:
