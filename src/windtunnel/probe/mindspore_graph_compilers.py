@@ -64,9 +64,11 @@ class CompileWatch:
                 with self.around():
                     return compile_graph(executor, *args, **kwargs)
             except Exception as error:
-                found = compile_graph(executor, *args, **kwargs)  # or raises what the program's own fault is
-                self.failed(error)
-                return found
+                reason = error
+            # Out of the except block, so that what is the program's own fault comes with one traceback.
+            found = compile_graph(executor, *args, **kwargs)
+            self.failed(reason)
+            return found
 
         return compile_watched
 
