@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,13 @@ import mindspore
 from windtunnel.capture.mindspore_clock import dump_tracker, tracker_clock
 from windtunnel.capture.mindspore_instruments import Instruments
 from windtunnel.capture.mindspore_objects import install_objects
-from windtunnel.capture.mindspore_script import ended_with, run_script, step_counter, what_was_seen
+from windtunnel.capture.mindspore_script import (
+    LeftAtOnce,
+    ended_with,
+    run_script,
+    step_counter,
+    what_was_seen,
+)
 from windtunnel.capture.mindspore_values import UnknownReads
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.tracker_marks import MarkWriter
@@ -55,25 +62,33 @@ def start() -> None:
         marks.add("end", outcome)
         marks.close()
 
-    def finish_at_once(code: int) -> None:
-        finish(ended_with(code))
-        dump_tracker(library, task.rank)
-
-    _before_sudden_exit(finish_at_once)
+    exits = _SuddenExits(finish, lambda: dump_tracker(library, task.rank))
+    exits.install()
     outcome = run_script(task)
+    exits.is_finished = True
     finish(outcome)
     sys.exit(0 if outcome["status"] == "ok" else 3)
 
 
-def _before_sudden_exit(finish: Callable[[int], None]) -> None:
-    """A script may leave by os._exit, which runs nothing more: what it did is written first."""
-    leave, process = os._exit, os.getpid()
+class _SuddenExits:
+    """A script may leave by os._exit, which runs nothing more. What it did is written first."""
 
-    def _exit(status: int) -> None:
-        if os.getpid() == process:  # not a worker that a dataset has forked
-            os._exit = leave
-            with suppress(Exception):  # whatever fails here, the script wants to leave
-                finish(status)
-        leave(status)
+    def __init__(self, finish: Callable[[dict[str, Any]], None], dump: Callable[[], None]) -> None:
+        self._finish, self._dump = finish, dump
+        self._leave, self._process = os._exit, os.getpid()
+        self.is_finished = False  # only what the script asked for at exit is still to run
 
-    os._exit = _exit  # type: ignore[assignment]
+    def install(self) -> None:
+        os._exit = self._exit  # type: ignore[assignment]
+
+    def _exit(self, status: int) -> None:
+        if os.getpid() != self._process:  # a worker that a dataset has forked
+            self._leave(status)
+        if not self.is_finished and threading.current_thread() is threading.main_thread():
+            raise LeftAtOnce(status)  # the surest way: MindSpore ends in order
+        os._exit = self._leave
+        with suppress(Exception):  # whatever fails here, the script wants to leave
+            if not self.is_finished:
+                self._finish(ended_with(status))
+            self._dump()
+        self._leave(status)

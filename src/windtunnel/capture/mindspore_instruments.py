@@ -46,6 +46,7 @@ class Instruments:
         self._named: set[tuple[int, str]] = set()
 
     def install(self) -> None:
+        self.paths.watch()
         nn.Cell.__call__ = self._watched_call(nn.Cell.__call__)
         nn.Cell.compile = self._timed_compile(nn.Cell.compile)
         api._JitExecutor.__call__ = self._watched_jit(api._JitExecutor.__call__)
@@ -160,7 +161,7 @@ class Instruments:
         """When the script has ended its optimizer is gone, and its state may not be: so names are kept."""
         self.parameter_names |= self.paths.parameter_names()
         found = self.optimizer_states
-        for optimizer in filter(is_optimizer_cell, living(nn.Cell)):
+        for optimizer in filter(is_optimizer_cell, self.paths.cells()):
             trained = [parameter.name for parameter in optimizer.parameters]
             found |= {
                 parameter.name: ""

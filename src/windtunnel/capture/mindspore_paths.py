@@ -10,6 +10,8 @@ weight of the model to "optimizer. ...".
 from __future__ import annotations
 
 import gc
+import weakref
+from functools import wraps
 from typing import Any
 
 import mindspore
@@ -23,30 +25,46 @@ _LISTS = (nn.CellList, nn.SequentialCell)
 
 
 class CellPaths:
-    """Knows every cell that was alive when it last looked; looks again when asked about another."""
+    """Knows every living cell, and holds none: a cell that is dropped gives its memory back."""
 
     def __init__(self) -> None:
         self.prefixes: set[str] = set()  # what was cut off paths
-        self._holder: dict[
-            int, tuple[Any, str]
-        ] = {}  # id of a cell -> the cell that holds it, and under which name
+        self._cells: dict[int, weakref.ref[Any]] = {}  # by id, in the order in which they were made
+        self._holders: dict[
+            int, tuple[int, str]
+        ] = {}  # of a cell: the one that holds it, and under which name
         self._paths: dict[int, str] = {}
-        self._alive: list[Any] = []  # so that an id is never another cell's
+        self._is_stale = False  # cells came or went since paths were found
+
+    def watch(self) -> None:
+        """From now on cells are seen when they are made: to search for them takes as long as a layer does."""
+        original = nn.Cell.__init__
+
+        @wraps(original)
+        def __init__(cell: Any, *args: Any, **kwargs: Any) -> None:
+            original(cell, *args, **kwargs)
+            self._add(cell)
+
+        nn.Cell.__init__ = __init__
 
     def path_of(self, cell: Any) -> str:
         """ "" for the outermost."""
+        if id(cell) not in self._cells:
+            self._search()  # a copy of another cell: those are made without __init__
+        self._look()
         found = self._paths.get(id(cell))
         if found is None:
-            self._look()
             found = self._paths[id(cell)] = self._path(cell)
-            self._alive.append(cell)
         return found
+
+    def cells(self) -> list[Any]:
+        return [cell for ref in list(self._cells.values()) if (cell := ref()) is not None]
 
     def parameter_names(self) -> dict[str, str]:
         """MindSpore's name of each parameter -> its path in the model."""
         self._look()
         found: dict[str, str] = {}
-        for cell in living(nn.Cell):
+        for cell in self.cells():
             if is_optimizer(cell):
                 continue
             for attribute, parameter in cell.parameters_and_names(expand=False):
@@ -55,20 +73,45 @@ class CellPaths:
                     found[parameter.name] = max(found.get(parameter.name, ""), path, key=len)
         return found
 
+    def _add(self, cell: Any) -> None:
+        key = id(cell)
+
+        def forget(ref: Any) -> None:
+            if self._cells.get(key) is ref:
+                del self._cells[key]
+                self._is_stale = True
+
+        self._cells[key] = weakref.ref(cell, forget)
+        self._is_stale = True
+
+    def _search(self) -> None:
+        for cell in living(nn.Cell):
+            if id(cell) not in self._cells:
+                self._add(cell)
+
     def _look(self) -> None:
+        """Find out who holds whom, if that may have changed."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
         self._paths.clear()
-        self._holder.clear()
+        self._holders.clear()
         # The model's own cells first: recomputation holds a cell a second time.
-        for cell in sorted(living(nn.Cell), key=_recomputes):
+        for cell in sorted(self.cells(), key=_recomputes):
             if not is_optimizer(cell):
                 for name, part in cell._cells.items():
                     if part is not None:
-                        self._holder.setdefault(id(part), (cell, name))
+                        self._holders.setdefault(id(part), (id(cell), name))
+
+    def _holder(self, cell: Any) -> tuple[Any, str] | None:
+        key, name = self._holders.get(id(cell), (0, ""))
+        holder = self._cells[key]() if key in self._cells else None
+        return None if holder is None else (holder, name)
 
     def _path(self, cell: Any) -> str:
         words: list[str] = []
         seen = {id(cell)}
-        while (held := self._holder.get(id(cell))) is not None and id(held[0]) not in seen:
+        while (held := self._holder(cell)) is not None and id(held[0]) not in seen:
             holder, word = held
             seen.add(id(holder))
             if not _recomputes(cell):

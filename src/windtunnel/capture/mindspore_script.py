@@ -23,9 +23,17 @@ from windtunnel.capture.mindspore_values import UnknownReads
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import WindtunnelError
 
-__all__ = ["ended_with", "run_script", "step_counter", "what_was_seen"]
+__all__ = ["LeftAtOnce", "ended_with", "run_script", "step_counter", "what_was_seen"]
 
 _OURS = ("/windtunnel/capture/", "<frozen runpy>", "/runpy.py")
+
+
+class LeftAtOnce(BaseException):
+    """The script called os._exit; as an exception it still lets MindSpore write its files."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def run_script(task: RankTask) -> dict[str, Any]:
@@ -83,6 +91,8 @@ def _run(program: Callable[[], Any], n_ranks: int) -> dict[str, Any]:
         program()
     except EnoughSteps:
         return {"status": "ok", "error": None, "is_stopped": True}
+    except LeftAtOnce as exit:
+        return ended_with(exit.code)
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
         return ended_with(code, exit.code if isinstance(exit.code, str) else "")
