@@ -47,9 +47,9 @@ class GraphCode:
         self._cells: dict[int, nn.Cell] = {}
         self._inside: set[int] = set()  # cells below a compiled one
         self._is_on = self._is_told = False
-        self._compiling = CompileWatch(
-            self._taps, lambda error: collector.guard("the cells of a graph", error)
-        )
+        self._wants_gradients = "backward" in collector.config.data_mode
+        forward_alone = (lambda: self._taps(has_gradients=False),) if self._wants_gradients else ()
+        self._compiling = CompileWatch(lambda: self._taps(self._wants_gradients), self._failed, forward_alone)
         self._bytecode = BytecodeOff()
         self._hooks: dict[int, tuple[Callable, Any]] = {}  # parameter -> hook for dynamic code, handle
         self._graph: StepOutput | None = None
@@ -93,7 +93,7 @@ class GraphCode:
         self._n_before = self.calls.n_noted
         if self._has_cells and not is_graph_mode():
             self._bytecode.install()
-            if "backward" in self.collector.config.data_mode:
+            if self._wants_gradients:
                 self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -186,10 +186,13 @@ class GraphCode:
         wants_tensors = config.task == "tensor" or bool(config.tensor_list)
         return StepOutput(config, folder, self.version, wants_tensors)
 
+    def _failed(self, error: Exception) -> None:
+        self._is_told = True
+        self.collector.guard("the cells of a graph, of which forward alone is tried then", error)
+
     @contextmanager
-    def _taps(self) -> Iterator[None]:
+    def _taps(self, has_gradients: bool) -> Iterator[None]:
         """The constructs of the cells as the compiler shall read them."""
-        has_gradients = "backward" in self.collector.config.data_mode
         with ExitStack() as undo:
             for number, cell in self._cells.items():
                 parameters = _parameters(cell)

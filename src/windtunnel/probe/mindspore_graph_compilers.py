@@ -5,7 +5,7 @@ compile(cell or function) ──> around() entered ──> MindSpore reads the P
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,10 +41,14 @@ class CompileWatch:
     """
 
     def __init__(
-        self, around: Callable[[], AbstractContextManager], failed: Callable[[Exception], None]
+        self,
+        around: Callable[[], AbstractContextManager],
+        failed: Callable[[Exception], None],
+        otherwise: Sequence[Callable[[], AbstractContextManager]] = (),
     ) -> None:
         self.around = around
         self.failed = failed
+        self.otherwise = otherwise  # what is entered, one after the other, where it does not compile
         self._compilers: list[tuple[Any, Callable]] = []
 
     def install(self) -> None:
@@ -60,14 +64,20 @@ class CompileWatch:
 
     def _watched(self, compile_graph: Callable) -> Callable:
         def compile_watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                with self.around():
-                    return compile_graph(executor, *args, **kwargs)
-            except Exception as error:
-                reason = error
-            # Out of the except block, so that what is the program's own fault comes with one traceback.
-            found = compile_graph(executor, *args, **kwargs)
-            self.failed(reason)
+            reason = None
+            for around in (self.around, *self.otherwise):
+                try:
+                    with around():
+                        found = compile_graph(executor, *args, **kwargs)
+                except Exception as error:
+                    reason = reason or error
+                    continue
+                break
+            else:
+                # Out of the except block, so that what is the program's own fault comes with one traceback.
+                found = compile_graph(executor, *args, **kwargs)
+            if reason is not None:
+                self.failed(reason)
             return found
 
         return compile_watched
