@@ -24,7 +24,9 @@ from windtunnel.probe.mindspore_callbacks import MsprobeStep
 
 
 @pytest.fixture(autouse=True)
-def graph_mode():
+def graph_mode(tmp_path_factory, monkeypatch):
+    """Where MindSpore writes what it could not compile is the working folder."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
     with mode(ms.GRAPH_MODE):
         yield
 
