@@ -38,7 +38,7 @@ __all__ = ["start"]
 def start() -> None:
     """The program: TASK.json MARKS.jsonl STEPS_FD LIBRARY_OF_MARKS."""
     task = RankTask.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever waits for us ignores it
+    _listen_to_interrupts()
     steps = os.fdopen(int(sys.argv[3]), "w")
     library = Path(sys.argv[4])
     clock, why_not = tracker_clock(library)
@@ -68,6 +68,20 @@ def start() -> None:
     exits.is_finished = True
     finish(outcome)
     sys.exit(0 if outcome["status"] == "ok" else 3)
+
+
+def _listen_to_interrupts() -> None:
+    """Whoever waits for us ignores them; MindSpore makes a SIGTERM of each, which would end us without a word."""
+    process = os.getpid()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a worker that a dataset has forked: as if we had not been here
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 class _SuddenExits:
