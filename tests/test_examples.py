@@ -47,7 +47,7 @@ def test_mocked_values_are_used_and_not_reported(tmp_path):
     assert "cannot know" not in output
 
 
-@pytest.mark.parametrize("device", ["h100", "t4"])
+@pytest.mark.parametrize("device", ["h100", pytest.param("t4", marks=pytest.mark.thorough)])
 def test_checkpointing_lowers_the_peak(tmp_path, device):
     script = str(_EXAMPLES / "checkpointing.py")
     plain = windtunnel(tmp_path, "plain", "--device", device, script)

@@ -7,7 +7,10 @@ import pytest
 from benchmarks.large_models import run_large
 
 
-@pytest.mark.parametrize(("name", "billions", "least_gib"), [("70b", 70.6, 8 * 70), ("405b", 405.9, 8 * 378)])
+@pytest.mark.parametrize(
+    ("name", "billions", "least_gib"),
+    [pytest.param("70b", 70.6, 8 * 70, marks=pytest.mark.thorough), ("405b", 405.9, 8 * 378)],
+)
 def test_large_model_runs_in_under_two_gigabytes(name, billions, least_gib):
     found = run_large(name)
     assert found.parameters / 1e9 == pytest.approx(billions, abs=0.1)

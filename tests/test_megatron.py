@@ -102,6 +102,7 @@ def test_the_distributed_optimizer_splits_twelve_bytes_of_every_parameter(tmp_pa
 
 
 @needs_megatron
+@pytest.mark.thorough  # Qwen with recomputation, below, shows the same
 def test_recomputation_lowers_the_peak(tmp_path):
     # unfused attention keeps its scores: selective recomputation gives up exactly those
     full = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
