@@ -48,7 +48,7 @@ def start() -> None:
     settings = install_context(task.local_rank)
     install_world(World(task.rank, task.world_size, task.nproc_per_node), device)
     modelled = install_gradients(device)
-    install_compiled(device)
+    compiled = install_compiled(device)
     instruments.install()
     reads.install()
     with MetaMode(device), mindspore.saved_tensors_hooks(device.save, device.load):
@@ -56,6 +56,10 @@ def start() -> None:
         outcome |= what_was_seen(instruments, reads)
     if modelled:
         outcome["notices"].append(f"backward was modelled for {', '.join(sorted(modelled))}")
+    if compiled:
+        outcome["notices"].append(
+            f"compiled functions ran as they are written: {', '.join(sorted(compiled))}"
+        )
     outcome |= {"is_graph": False, "max_device_bytes": settings.max_device_bytes}
     atexit._run_exitfuncs()
     tracker.write(folder)

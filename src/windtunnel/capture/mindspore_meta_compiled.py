@@ -1,6 +1,6 @@
-"""Parts of a PyNative program that a card compiles, as its memory sees them: MindSpore's own optimizers.
+"""Parts of a PyNative program that a card compiles, as its memory sees them: MindSpore's optimizers, and all of `jit`.
 
-    a cell whose construct is compiled (nn.AdamWeightDecay, nn.Momentum, ...) ──> holds what it was given until its next call
+    a compiled function or cell (nn.AdamWeightDecay, amp.all_finite, ...) ──> holds what it was given until its next call
     AdamWeightDecay ──> the kernels a card runs for it
 
 Here they run as written, operator by operator. Two things would be missing in memory, so they are put back.
@@ -8,47 +8,101 @@ Here they run as written, operator by operator. Two things would be missing in m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from mindspore import nn
 from mindspore.common import dtype as types
+from mindspore.graph import api
 
 from windtunnel.capture.mindspore_meta_device import MetaDevice, tensors_in
+from windtunnel.capture.mindspore_meta_tensors import replace_function
 from windtunnel.capture.mindspore_meta_tracker import Storage
 
 __all__ = ["install_compiled"]
 
+_MARK = "__wrapped_by_jit__"  # MindSpore's own
 
-def install_compiled(device: MetaDevice) -> None:
-    """Before the script's first line."""
-    nn.Cell.__call__ = _holding(nn.Cell.__call__, device)
+
+def install_compiled(device: MetaDevice) -> set[str]:
+    """Before the script's first line. Returns the names of the script's own compiled functions, as it fills."""
+    own: set[str] = set()
+    held = _Held(device)
+    nn.Cell.__call__ = _holding_cell(nn.Cell.__call__, held)
+    for function in _compiled_functions():
+        replace_function(function, _holding(function, held))
+    replace_function(api.jit, _holding_jit(api.jit, held, own))
     device.kernels["AdamWeightDecay"] = _adam_weight_decay
+    return own
 
 
-def _holding(call: Callable, device: MetaDevice) -> Callable:
-    """A compiled graph lets go of what it was given only when its next run reads the same argument."""
-    held: dict[int, list[Storage]] = {}  # by cell; an optimizer lives as long as its training
+class _Held:
+    """What compiled graphs hold: their arguments, each until the next run reads the one in its place."""
 
-    @wraps(call)
-    def holding(cell: Any, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(type(cell).construct, "__wrapped_by_jit__", False):
-            return call(cell, *args, **kwargs)
-        given = [device.handle(tensor).storage for tensor in tensors_in(args)]
-        for old, new in zip(held.pop(id(cell), ()), given, strict=False):
+    def __init__(self, device: MetaDevice) -> None:
+        self.device = device
+        self._of: dict[int, list[Storage]] = {}  # by what is compiled, which lives as long as its training
+
+    def run(self, compiled: Any, call: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        given = [self.device.handle(tensor).storage for tensor in tensors_in(args)]
+        for old, new in zip(self._of.pop(id(compiled), ()), given, strict=False):
             if new is not old:
                 new.replaces = old
-        for parameter in cell.get_parameters():
-            device.handle(parameter).storage.touch()  # a graph brings all its weights at its start
         try:
-            return call(cell, *args, **kwargs)
+            return call()
         finally:
             for storage in given:
                 storage.replaces = None
-            held[id(cell)] = given
+            self._of[id(compiled)] = given
 
-    return holding
+
+def _holding_cell(call: Callable, held: _Held) -> Callable:
+    @wraps(call)
+    def __call__(cell: Any, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(type(cell).construct, _MARK, False):
+            return call(cell, *args, **kwargs)
+        for parameter in cell.get_parameters():
+            held.device.handle(parameter).storage.touch()  # a graph brings all its weights at its start
+        return held.run(cell, lambda: call(cell, *args, **kwargs), args)
+
+    return __call__
+
+
+def _holding(function: Callable, held: _Held) -> Callable:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return held.run(function, lambda: function(*args, **kwargs), args)
+
+    return run
+
+
+def _holding_jit(jit: Callable, held: _Held, own: set[str]) -> Callable:
+    def noted(compiled: Any) -> Any:
+        if not getattr(compiled, _MARK, False):
+            return compiled  # a cell, or a decorator that still waits for its function
+        own.add(compiled.__name__)
+        return _holding(compiled, held)
+
+    @wraps(jit)
+    def watched_jit(*args: Any, **kwargs: Any) -> Any:
+        made = jit(*args, **kwargs)
+        if args or kwargs.get("function") is not None:
+            return noted(made)
+        return lambda function: noted(made(function))
+
+    return watched_jit
+
+
+def _compiled_functions() -> list[Callable]:
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "mindspore"]
+    found = {id(value): value for module in modules for value in vars(module).values() if _is_compiled(value)}
+    return list(found.values())
+
+
+def _is_compiled(value: Any) -> bool:
+    return isinstance(value, type(_is_compiled)) and getattr(value, _MARK, False)
 
 
 def _adam_weight_decay(device: MetaDevice, given: list[Any]) -> None:
