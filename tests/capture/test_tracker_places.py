@@ -69,6 +69,9 @@ def test_scopes_of_backward_give_way_to_storages_but_not_to_guesses():
     assert found.of_compiled(scope + "MatMul-op0", (90, OTHER_WEIGHT), (91,)).module == "layers.1"
     assert found.of_compiled(scope + "MatMul-op1", (90, 10, CONSTANT), (92,)).module == "layers.1"
     assert found.of_compiled(scope + "Reshape-op0", (91,), (91,)).module == "layers.1"
+    assert found.of_compiled(
+        scope.replace("0-Dense", "0-Dense/norm-Norm") + "Cast-op0", (91,), (91,)
+    ).module == ("layers.1.norm")
     # the loss is no layer: its scope is believed
     loss = "Gradients/Default/net-Net/loss-Loss/Grad_CrossEntropy/OneHot-op0"
     assert found.of_compiled(loss, (93,), (94,)).module == "loss"
@@ -83,3 +86,16 @@ def test_a_storage_that_was_freed_tells_nothing():
     found.release(BATCH)
     found.begin_backward()
     assert found.of_dynamic("Mul", (10,), (11,)) == Where(Phase.BACKWARD, None)
+
+
+def test_a_function_that_two_layers_share_belongs_to_the_layer_whose_data_it_reads():
+    """ops.gelu is compiled once, with the scope of the layer that called it first."""
+    found = places()
+    scope, gelu = "Default/net-Net/layers-CellList/", "Default/net-Net/layers-CellList/0-Dense/Erf-op0"
+    found.of_compiled(scope + "0-Dense/MatMul-op0", (BATCH, WEIGHT), (10,))
+    assert found.of_compiled(gelu, (10,), (11,)).module == "layers.0"
+    found.of_compiled(scope + "1-Dense/MatMul-op0", (11, OTHER_WEIGHT), (12,))
+    assert found.of_compiled(gelu, (12,), (13,)).module == "layers.1"
+    # what a later layer reads of an earlier one does not make it the earlier one's
+    assert found.of_compiled(scope + "2-Dense/Cast-op0", (13,), (14,)).module == "layers.2"
+    assert found.of_compiled("Default/net-Net/head-Dense/Cast-op0", (14,), (15,)).module == "head"

@@ -222,6 +222,14 @@ def test_tensors_are_named_by_the_address_of_their_memory_while_they_live(tmp_pa
     assert named == [(0, Role.WEIGHT, "fc.w"), (1, Role.OPTIMIZER, "fc.w")]
 
 
+def test_a_graph_s_recomputation_is_entered_again(tmp_path):
+    again = operator(2, "recompute_Default/net-Net/0-Block/GeLU-op0", (1,), (2,))
+    found = recorded(tmp_path, [block(1, None, 1), block(2, None, 1)], [again], task="kernel_graph_0")
+    assert kinds(found) == ["ALLOC", "ALLOC", "MODULE_ENTER", "OP", "MODULE_EXIT"]
+    (entered,) = [event for event in found.events() if type(event).__name__ == "ModuleEnter"]
+    assert (found.name(entered.module), entered.is_again) == ("net.0", True)
+
+
 # -- calls between ranks -----------------------------------------------------------------------------------
 
 

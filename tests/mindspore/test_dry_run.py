@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -50,6 +52,15 @@ for number in range(3):
     if float(loss) > 1e9:
         raise SystemExit("diverged")
 print("MAX", ms.runtime.max_memory_allocated())
+"""
+
+INTERRUPTED = """
+import time
+from mindspore import mint, set_device
+set_device("Ascend")
+held = mint.zeros((1024, 1024))
+print("ready", flush=True)
+time.sleep(300)
 """
 
 MISMATCH = """
@@ -227,6 +238,21 @@ def test_what_does_not_fit_ends_with_code_4_and_the_same_need(tmp_path):
     said = ran.recording().footer["mindspore_facts"]
     assert ran.report["fits"] is False
     assert said["used_peak_mib"] > 0
+
+
+def test_an_interrupted_script_leaves_what_it_did_before(tmp_path):
+    """MindSpore makes a SIGTERM of a SIGINT, which ends a process without a word."""
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", "out", "train.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        assert any("ready" in line for line in run.stdout)
+        os.killpg(run.pid, signal.SIGINT)
+        text = run.stdout.read()
+    assert run.returncode == 130
+    assert "interrupted" in text
+    assert used_peak(read_recording(tmp_path / "out" / "rank0" / "recording.arrows")) == 4 * MIB + 512
 
 
 # -- graphs and worlds -------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@
 
 A dynamic graph's cells are marked by the script's process; a compiled graph has scopes in its names; where both are silent
 (backward runs in C++, graphs made of closures lose their scopes) storages tell: an operator belongs where the weight it
-reads belongs, or where the forward operator did whose data it reads. In backward storages are believed before scopes:
-MindSpore makes the gradient of a primitive once, and every use of it carries the scope of the first.
+reads belongs, or where the forward operator did whose data it reads. Between layers of a kind storages are believed before
+scopes: MindSpore compiles a function, and the gradient of a primitive, once, and every use carries the scope of the first.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import NamedTuple
 
 from windtunnel.capture.backward_modules import BackwardModules, stem_of, undone_by
@@ -22,7 +23,7 @@ from windtunnel.events.kinds import Phase, Role
 
 __all__ = ["Places", "Where"]
 
-_NUMBERS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"[0-9]{1,9}")
 
 
 class Where(NamedTuple):
@@ -43,6 +44,7 @@ class Places:
         self._states: set[int] = set()  # storages of the optimizer's own
         self._constants: set[int] = set()  # read by operators that have nothing to do with each other
         self._made: dict[int, Phase] = {}  # storage -> the phase of the graph operator that made it
+        self._module_of: dict[int, str] = {}  # storage -> where a compiled graph's forward made it
         self._last_module: str | None = None  # of a compiled graph's forward
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -79,6 +81,7 @@ class Places:
     def release(self, storage: int) -> None:
         self._backward.release(storage)
         self._made.pop(storage, None)
+        self._module_of.pop(storage, None)
         self._named.pop(storage, None)
         self._states.discard(storage)
         self._constants.discard(storage)
@@ -116,13 +119,25 @@ class Places:
                 self._made[storage] = phase
         if phase == Phase.BACKWARD:
             return Where(phase, self._of_backward(place, read, written))
-        module = self._names.in_model(place.module) if place.module else self._by_weight(read)
-        if phase == Phase.FORWARD:
-            module = module if module is not None else self._last_module
-            self._last_module = module
-            if module is not None:
-                self._backward.forward(module, place.operator, self._telling(read, written))
+        if phase != Phase.FORWARD:
+            return Where(phase, self._names.in_model(place.module) if place.module else None)
+        module = self._last_module = self._of_forward(place, read)
+        if module is not None:
+            self._module_of.update(dict.fromkeys(written, module))
+            self._backward.forward(module, place.operator, self._telling(read, written))
         return Where(phase, module)
+
+    def _of_forward(self, place: Place, read: tuple[int, ...]) -> str | None:
+        by_weight = self._by_weight(read)
+        if not place.module:
+            return by_weight if by_weight is not None else self._last_module
+        by_scope = self._names.in_model(place.module)
+        if by_weight is not None and _kind(by_weight) == _kind(by_scope):
+            return by_weight
+        # A function that several layers call is compiled once, with the scope of the first: if it reads what a later
+        # layer made, it is that layer's.
+        makers = [self._module_of[storage] for storage in read if storage in self._module_of]
+        return max([by_scope, *(_in_layer_of(maker, by_scope) for maker in makers)], key=_layer)
 
     def _of_backward(self, place: Place, read: tuple[int, ...], written: tuple[int, ...]) -> str | None:
         by_name = undone_by(place.operator)
@@ -136,8 +151,7 @@ class Places:
         if found.is_sure or by_scope is None:
             return found.module
         # A neighbour's module is a guess, and so is a scope: of two layers of a kind the neighbour's is the likelier.
-        is_of_a_kind = found.module is not None and _kind(found.module) == _kind(by_scope)
-        return found.module if is_of_a_kind else by_scope
+        return by_scope if found.module is None else _in_layer_of(found.module, by_scope)
 
     def _by_weight(self, read: tuple[int, ...]) -> str | None:
         of_weights = [self._named[storage] for storage in read if storage in self._named]
@@ -154,5 +168,16 @@ class Places:
         return Phase.FORWARD if self._has_begun else Phase.BUILD
 
 
+def _in_layer_of(neighbour: str, module: str) -> str:
+    """ "blocks.3.mlp", "blocks.0.attention.q" -> "blocks.3.attention.q": the same place in the neighbour's layer."""
+    pairs = zip(neighbour.split("."), module.split("."), strict=False)
+    alike = [theirs for theirs, ours in takewhile(lambda pair: _kind(pair[0]) == _kind(pair[1]), pairs)]
+    return ".".join([*alike, *module.split(".")[len(alike) :]])
+
+
 def _kind(module: str) -> str:
     return _NUMBERS.sub("#", module)
+
+
+def _layer(module: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in _NUMBERS.findall(module))

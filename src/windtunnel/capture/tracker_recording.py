@@ -183,7 +183,8 @@ class _Rows:
     # -- operators -----------------------------------------------------------------------------------------
 
     def operator(self, number: int, operator: TrackedOp) -> None:
-        name = place_of(operator.name).operator.removeprefix("PrimFunc_")
+        place = place_of(operator.name)
+        name = place.operator.removeprefix("PrimFunc_")
         if name in ("RecordEvent", "WaitEvent") and (event := operator.number("event")) is not None:
             kind = Kind.EVENT_RECORD if name == "RecordEvent" else Kind.EVENT_WAIT
             self._plain(kind, event, stream=operator.stream)
@@ -208,11 +209,19 @@ class _Rows:
             kind, group = Kind.COLLECTIVE, self._group(party.group, party.ranks)
         if not is_view:
             self._follow_gradients(operator, where.phase)
-        self._rows.append((
+        row = (
             kind, number, self._signature(signature), group, 0, self._module(where), where.phase, operator.stream,
             self._device, self._frames.frame(operator.stack), self._storages(operator.read),
             self._storages(operator.written),
-        ))  # fmt: skip
+        )  # fmt: skip
+        if not place.is_again:
+            self._rows.append(row)
+            return
+        self._again.append(True)  # a graph's recomputation has no cell of its own
+        self._module_row(Kind.MODULE_ENTER, where.module or "")
+        self._rows.append(row)
+        self._module_row(Kind.MODULE_EXIT, where.module or "")
+        self._again.pop()
 
     def _follow_gradients(self, operator: TrackedOp, phase: Phase) -> None:
         """What backward adds into and the optimizer reads are gradients, whoever made the buffer."""
