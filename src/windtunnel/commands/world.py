@@ -38,7 +38,7 @@ from windtunnel.commands.rank_analysis import Finding
 
 __all__ = ["Choice", "ChosenRanks", "Outcome", "World", "WorldProgress"]
 
-_GRACE_S = 3.0  # for a rank to close its recording after an interrupt
+_GRACE_S = 6.0  # for a rank to close its recording after an interrupt
 
 
 class Choice(Protocol):

@@ -60,7 +60,12 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     marked, name = _marks(columns, storage, next_birth)
     role = np.where(marked != Role.UNKNOWN, marked, columns["role"][birth])
     op = columns["extra"][birth]
-    op_row = _op_rows(kind, subject, op)
+    is_op = kind == Kind.OP
+    if (
+        recording.header.get("framework") == "mindspore"
+    ):  # there a collective makes its own result, and has a number of its own
+        is_op |= kind == Kind.COLLECTIVE
+    op_row = _op_rows(is_op, subject, op)
     signature = np.where(op_row >= 0, columns["value"][op_row], -1)
     phase = columns["phase"][birth].copy()
     frame = columns["frame"][birth]
@@ -141,8 +146,8 @@ def _last_before(rows: np.ndarray, subject: np.ndarray, storage: np.ndarray, lim
     return np.where(is_known, rows[np.maximum(last, 0)], -1)
 
 
-def _op_rows(kind: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarray:
-    rows = np.flatnonzero(kind == Kind.OP)
+def _op_rows(is_op: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarray:
+    rows = np.flatnonzero(is_op)
     if len(rows) == 0:
         return np.full(len(op), -1)
     ids = subject[rows]
