@@ -77,7 +77,9 @@ class RankResult:
     at_peak_by_module: tuple[ModuleShare, ...] = ()
     largest_at_peak: tuple[LiveTensors, ...] = ()
     timeline: Timeline | None = None
-    peak_in_pages_bytes: int | None = None  # MindSpore: with fragments, as a card counts them and no dry run does
+    peak_in_pages_bytes: int | None = (
+        None  # MindSpore: with fragments, as a card counts them and no dry run does
+    )
     library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, beside the peak
     notes: tuple[str, ...] = ()
     time: RankTimeResult | None = None  # level 3
