@@ -85,7 +85,11 @@ train(model, forward)
 }
 
 
-_SLOW = {"a last shard that is padded, and empty ones", "experts that their ranks do not divide"}
+_SLOW = {
+    "a last shard that is padded, and empty ones",
+    "experts that their ranks do not divide",
+    "a vocabulary that tensor parallelism does not divide",
+}
 
 
 @pytest.mark.parametrize(

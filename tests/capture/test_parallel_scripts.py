@@ -159,7 +159,7 @@ def test_ring_attention_gathers_keys_and_values_and_passes_their_gradients_on(tm
     assert collectives(tmp_path, 0, "c10d.all_to_all") == [(both, both)] * calls * N  # once round the ring
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_hugging_face_trainer_with_fsdp(tmp_path, version):
     pytest.importorskip("accelerate")
     ranks = run(
@@ -172,7 +172,7 @@ def test_hugging_face_trainer_with_fsdp(tmp_path, version):
         assert held(rank, "optimizer") == pytest.approx(2 * n_parameters * FLOAT / N, rel=0.02)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_deepspeed_shards_by_stage(tmp_path, stage):
     pytest.importorskip("deepspeed")
     ranks = run(tmp_path, _SCRIPTS / "parallel_deepspeed.py", "--stage", str(stage))

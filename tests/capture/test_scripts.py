@@ -32,7 +32,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, dict, str]:
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.thorough)])
 def test_nanogpt_with_autocast_compile_and_fused_adamw(tmp_path, dtype):
     code, report, output = run(tmp_path, str(_SCRIPTS / "nanogpt.py"), "--device=cuda", f"--dtype={dtype}")
     rank = report["ranks"][0]
@@ -57,7 +57,7 @@ def test_accelerate_loop(tmp_path):
     assert "device cuda" in output
 
 
-@pytest.mark.parametrize("rank", [0, 13])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.thorough), 13])
 def test_distributed_data_parallel_as_any_rank(tmp_path, rank):
     code, report, output = run(tmp_path, "--world-size", "16", "--rank", str(rank), str(_SCRIPTS / "ddp.py"))
     found = report["ranks"][0]
