@@ -51,9 +51,9 @@ def find_compiler() -> list[str]:
     for command in [chosen] if chosen else [[name] for name in _COMPILERS]:
         if shutil.which(command[0]):
             return command
-    missing = f"$CXX ({chosen[0]})" if chosen else f"none of {', '.join(_COMPILERS)}"
+    missing = f"$CXX, {chosen[0]}, is not" if chosen else f"none of {', '.join(_COMPILERS)} is"
     raise NoToolchain(
-        f"MindSpore's Ascend plugin needs loader stubs and no C++ compiler was found ({missing} is in PATH)",
+        f"MindSpore's Ascend plugin needs loader stubs and no C++ compiler was found ({missing} in PATH)",
         hint="install g++ (apt install g++, or conda install gxx)",
     )
 
