@@ -92,6 +92,7 @@ def test_the_interleaved_schedule_runs_both_chunks(tmp_path):
 
 
 @needs_megatron
+@pytest.mark.thorough  # test_parallel_scripts.py shows sharded optimizers, the benchmark Megatron's
 def test_the_distributed_optimizer_splits_twelve_bytes_of_every_parameter(tmp_path):
     (plain,) = train(tmp_path, 2, "0")
     (split,) = train(

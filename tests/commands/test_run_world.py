@@ -36,6 +36,7 @@ def test_one_rank_of_each_kind_stands_for_a_large_world(tmp_path):
     assert logs == sorted(f"rank{rank}" for rank in simulated)
 
 
+@pytest.mark.thorough  # as tests/test_auto_ranks.py does with other programs
 def test_simulating_every_rank_proves_what_the_classes_say(tmp_path):
     peaks = {}
     for which in ("auto", "all"):

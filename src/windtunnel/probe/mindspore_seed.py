@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 from collections.abc import Callable
 from typing import Any
 
 import mindspore
-import numpy
 from mindspore import mint, ops
 
-from windtunnel.errors import UsageError
+from windtunnel.probe.plain_seed import seed_python
 
 __all__ = ["seed_all"]
-
-_LARGEST = 2**32 - 1
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
@@ -27,14 +23,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
 
     Dropout is off in every layer that is made from here on.
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _LARGEST:
-        raise UsageError(f"seed {seed!r} is no seed", hint=f"give a whole number from 0 to {_LARGEST}")
-    for name, value in (("mode", mode), ("rm_dropout", rm_dropout)):
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} is {value!r}", hint="give True or False")
-    random.seed(seed)
-    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
-    numpy.random.seed(seed)
+    seed_python(seed, mode, rm_dropout)
     mindspore.set_seed(seed)
     if mode:
         mindspore.set_context(deterministic="ON")  # set_deterministic() can be called but once in a process

@@ -6,30 +6,20 @@ seed_all(1234, mode=True) ──> random, numpy, torch seeded; deterministic alg
 from __future__ import annotations
 
 import os
-import random
 
-import numpy
 import torch
 from torch.nn import functional
 
-from windtunnel.errors import UsageError
+from windtunnel.probe.plain_seed import seed_python
 
 __all__ = ["seed_all"]
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-_LARGEST = 2**32 - 1
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
     """Seed random, numpy and torch; `mode` asks for deterministic algorithms, `rm_dropout` turns dropout off."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _LARGEST:
-        raise UsageError(f"seed {seed!r} is no seed", hint=f"give a whole number from 0 to {_LARGEST}")
-    for name, value in (("mode", mode), ("rm_dropout", rm_dropout)):
-        if not isinstance(value, bool):
-            raise UsageError(f"{name} is {value!r}", hint="give True or False")
-    random.seed(seed)
-    os.environ["PYTHONHASHSEED"] = str(seed)  # for processes started from here
-    numpy.random.seed(seed)
+    seed_python(seed, mode, rm_dropout)
     torch.manual_seed(seed)
     if mode:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
