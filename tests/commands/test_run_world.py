@@ -8,6 +8,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.commands.cli import COMMAND, SCRIPTS, environment, read_json, windtunnel
 
 STAGES = SCRIPTS / "stages.py"
