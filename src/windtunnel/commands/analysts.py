@@ -22,9 +22,10 @@ from typing import Any
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.executor import Analysed, Events
 from windtunnel.commands.nursery import Nursery, NurseryClosed
+from windtunnel.commands.page_stage import detail_rank
 from windtunnel.commands.rank import OUR_BUG
 from windtunnel.commands.rank_analysis import Finding, analyse_rank, draw_pictures
-from windtunnel.commands.request import RunRequest
+from windtunnel.commands.request import RunRequest, task_of
 from windtunnel.report.result import DeviceResult, RankResult, failed_rank
 
 __all__ = ["Analysts"]
@@ -55,6 +56,18 @@ class Analysts:
         with ThreadPoolExecutor(max_workers=n_jobs) as pool:
             return dict(zip(ranks, pool.map(draw_one, ranks.values()), strict=True))
 
+    def details(self, cards: Mapping[int, int], n_jobs: int) -> dict[int, dict[str, Any]]:
+        """Every allocation of these ranks, each on the card that its report is of; without those that failed."""
+
+        def detail_one(rank: int) -> Any:
+            folder = self._request.folder / f"rank{rank}"
+            path = task_of(self._request, rank).recording_path
+            return self._work("detail", (self._request, path, cards[rank], len(cards)), folder)
+
+        with ThreadPoolExecutor(max_workers=n_jobs) as pool:
+            found = dict(zip(cards, pool.map(detail_one, cards), strict=True))
+        return {rank: detail for rank, detail in found.items() if detail is not None}
+
     def _analyse(self, task: RankTask, code: int) -> None:
         finding = self._work("analyse", (self._request, task, code), Path(task.folder))
         if finding is None:
@@ -80,7 +93,7 @@ class Analysts:
 
 def _work_here(kind: str, what: tuple[Any, ...], folder: Path) -> Any:
     try:
-        return {"analyse": analyse_rank, "draw": draw_pictures}[kind](*what)
+        return {"analyse": analyse_rank, "draw": draw_pictures, "detail": detail_rank}[kind](*what)
     except Exception:
         with _log(folder) as log:
             log.write(traceback.format_exc().encode())

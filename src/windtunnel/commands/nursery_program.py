@@ -122,9 +122,13 @@ def _be_child(
 
 
 def _work_on(kind: str, what: tuple[Any, ...]) -> Any:
-    from windtunnel.commands import rank_analysis  # a rank that runs alone is analysed elsewhere
+    from windtunnel.commands import page_stage, rank_analysis  # a rank that runs alone is analysed elsewhere
 
-    jobs = {"analyse": rank_analysis.analyse_rank, "draw": rank_analysis.draw_pictures}
+    jobs = {
+        "analyse": rank_analysis.analyse_rank,
+        "draw": rank_analysis.draw_pictures,
+        "detail": page_stage.detail_rank,
+    }
     return jobs[kind](*what) if kind in jobs else None
 
 

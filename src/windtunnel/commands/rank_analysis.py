@@ -19,11 +19,10 @@ from windtunnel.cluster.library_buffers import LibraryBuffers, library_buffers_o
 from windtunnel.cluster.talk import RankTalk, talk_of
 from windtunnel.commands.executor import INTERRUPTED
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
-from windtunnel.commands.rank_recording import recording_of
+from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
-from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.fragments import peak_in_pages
 from windtunnel.memory.memory_block_file import write_memory_block
@@ -42,6 +41,7 @@ class Finding:
     result: RankResult
     talk: RankTalk | None  # None if the rank did not come to its end
     code: int
+    card: int = 0  # that the result is of
 
 
 def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
@@ -56,9 +56,9 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         recording, workspace_notes = recording_of(request, task.recording_path)
     except CorruptFile:
         return Finding(replace(result, status="failed", error=_last_words(task, code)), None, code)
-    outcome = recording.footer
+    outcome, card = recording.footer, 0
     if request.level >= 1 and len(recording):
-        result = _measure(request, task, recording)
+        result, card = _measure(request, task, recording)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
     result = replace(
@@ -79,7 +79,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         ),
     )
     talk = talk_of(recording, task.rank, task.world_size) if error is None and task.world_size > 1 else None
-    return Finding(result, talk, code)
+    return Finding(result, talk, code, card)
 
 
 def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tuple[str, ...]:
@@ -94,13 +94,9 @@ def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tup
     return ()
 
 
-def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankResult:
-    def make_allocator(device_bytes: int | None) -> Any:
-        version = ".".join(str(recording.header.get("torch", "2.13")).split(".")[:2])
-        return Allocator.from_spec(
-            request.allocator, torch=version, conf=request.allocator_conf, device_bytes=device_bytes
-        )
-
+def _measure(request: RunRequest, task: RankTask, recording: Recording) -> tuple[RankResult, int]:
+    """The result, and the card that it is of."""
+    make_allocator = allocator_maker(request, recording)
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
     if usable is not None and (chosen := recording.footer.get("max_device_bytes")):
         usable = min(usable, int(chosen))  # the script itself asked for less
@@ -129,8 +125,8 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> RankR
             write_snapshot(folder / "snapshot.pickle", recording, make_allocator(None), device)
     except OSError as error:
         note = f"not every file of rank {task.rank} could be written: {error.strerror or error}"
-        return replace(result, notes=(*result.notes, note))
-    return result
+        return replace(result, notes=(*result.notes, note)), device
+    return result, device
 
 
 def _cards(recording: Recording, own: int) -> list[int]:

@@ -6,14 +6,16 @@ RunRequest, path ──> recording ──> (level 2 and 3) with workspaces, and 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from windtunnel.commands.request import RunRequest
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
+from windtunnel.memory import Allocator
 from windtunnel.memory.workspace import WorkspaceTable, with_workspaces
 
-__all__ = ["recording_of", "workspace_table"]
+__all__ = ["allocator_maker", "recording_of", "workspace_table"]
 
 
 def recording_of(request: RunRequest, path: Path) -> tuple[Recording, tuple[str, ...]]:
@@ -26,3 +28,15 @@ def recording_of(request: RunRequest, path: Path) -> tuple[Recording, tuple[str,
 def workspace_table(request: RunRequest) -> WorkspaceTable:
     table = WorkspaceTable.built_in()
     return table.with_file(request.workspace_file) if request.workspace_file is not None else table
+
+
+def allocator_maker(request: RunRequest, recording: Recording) -> Callable[[int | None], Allocator]:
+    """A fresh allocator as the request wants it, of the torch that the recording was made with."""
+    version = ".".join(str(recording.header.get("torch", "2.13")).split(".")[:2])
+
+    def make_allocator(device_bytes: int | None) -> Allocator:
+        return Allocator.from_spec(
+            request.allocator, torch=version, conf=request.allocator_conf, device_bytes=device_bytes
+        )
+
+    return make_allocator

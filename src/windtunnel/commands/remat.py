@@ -236,6 +236,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.level = 0  # memory is what the simulation is for
     options.jobs, options.executor = None, "local"
     options.memory_tracker = options.snapshot = options.library_buffers = options.measure = False
+    options.no_html = True  # what it is about is not in that report
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])

@@ -56,6 +56,7 @@ class RunRequest:
     tokens_per_step: int | None = None  # None: counted
     trace_ranks: tuple[int, ...] | None = None  # None: a few
     framework: str = "torch"  # or "mindspore"
+    writes_page: bool = True  # report.html
 
     @property
     def is_list(self) -> bool:

@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the run's files (default windtunnel-out)",
     )
+    add("--no-html", action="store_true", help="write no report.html")
     add("--json", action="store_true", help="print report.json instead of tables")
     add("--jobs", type=int, metavar="N", help="ranks simulated at the same time (default: number of cores)")
     add(
@@ -181,6 +182,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         if args.trace_ranks is None
         else tuple(dict.fromkeys(_rank_list(args.trace_ranks, "--trace-ranks"))),
         framework=framework,
+        writes_page=not args.no_html,
     )
     check_request(request)
     return request

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from windtunnel import __version__
 from windtunnel.cluster.classes import RankClasses
@@ -18,6 +19,7 @@ from windtunnel.commands.analysts import Analysts
 from windtunnel.commands.executor import INTERRUPTED, Events, Executor, OnLine
 from windtunnel.commands.local_executor import LocalExecutor
 from windtunnel.commands.nursery import Nursery
+from windtunnel.commands.page_stage import ranks_in_detail, write_run_page
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_analysis import Finding
 from windtunnel.commands.request import RunRequest, task_of
@@ -94,19 +96,21 @@ def simulate(
         is_interrupted = outcome.is_interrupted
         try:
             drawn = analysts.draw(_worth_a_picture(request, reported), n_jobs)
+            tell("reading every allocation for the page")
+            details = analysts.details(_cards_in_detail(request, reported), n_jobs)
         except KeyboardInterrupt:
-            drawn, is_interrupted = {}, True  # the report is worth more than its pictures
+            drawn, details, is_interrupted = {}, {}, True  # the report is worth more than its pictures
     for rank, notes in drawn.items():
         reported[rank] = _noted(reported[rank], notes)
     if is_interrupted:
         request = _without_time(request)
     try:
-        simulation = summarise(request, reported, representative, mismatches, tell)
+        simulation = summarise(request, reported, representative, mismatches, tell, details)
     except KeyboardInterrupt:  # what was found until now is worth a report
         is_interrupted = True
-        simulation = summarise(_without_time(request), reported, representative, mismatches, tell)
+        simulation = summarise(_without_time(request), reported, representative, mismatches, tell, details)
     except WindtunnelError:
-        summarise(_without_time(request), reported, representative, mismatches, tell)
+        summarise(_without_time(request), reported, representative, mismatches, tell, details)
         raise
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
@@ -119,8 +123,9 @@ def summarise(
     representative: Mapping[int, int],
     mismatches: tuple[Mismatch, ...] = (),
     tell: Tell = lambda text: None,
+    details: Mapping[int, dict[str, Any]] | None = None,
 ) -> Simulation:
-    """Put the ranks together, time them at level 3, and write report.json whatever happened to them."""
+    """Put the ranks together, time them at level 3, and write report.json and the page whatever happened to them."""
     findings, time = _timed(request, findings, representative, mismatches, tell)
     results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
     device = DeviceResult(request.device.id, request.device.memory_bytes)
@@ -137,6 +142,11 @@ def summarise(
         note = f"files of this run could not be written: {error.strerror or error}"
         result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in results))
         codes.append(CANNOT_RECORD)
+    if request.writes_page:
+        tell("writing the page")
+        note = write_run_page(request, result, details or {})
+        if note is not None:
+            result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
     return Simulation(result, tuple(codes))
 
 
@@ -214,6 +224,13 @@ def _noted(finding: Finding, notes: tuple[str, ...]) -> Finding:
     if not notes:
         return finding
     return replace(finding, result=replace(finding.result, notes=(*finding.result.notes, *notes)))
+
+
+def _cards_in_detail(request: RunRequest, findings: Mapping[int, Finding]) -> dict[int, int]:
+    if not request.writes_page:
+        return {}
+    ranks = ranks_in_detail({rank: finding.result for rank, finding in findings.items()})
+    return {rank: findings[rank].card for rank in ranks}
 
 
 def _worth_a_picture(request: RunRequest, findings: Mapping[int, Finding]) -> dict[int, RankResult]:

@@ -29,14 +29,22 @@ from windtunnel.report.json_time import (
 )
 from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
 
-__all__ = ["read_report", "report_text", "write_report"]
+__all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
 
 
 def report_text(result: RunResult) -> str:
     """The report as JSON text."""
-    document = {
+    document = run_fields(result)
+    document["ranks"] = [rank_document(rank) for rank in result.ranks]
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
+
+
+def run_fields(result: RunResult) -> dict[str, Any]:
+    """What the report says of the whole run; `ranks` is still empty."""
+    return {
         "schema": SCHEMA,
         "windtunnel": result.windtunnel,
         "level": result.level,
@@ -44,12 +52,10 @@ def report_text(result: RunResult) -> str:
         "fits": result.fits,
         "device": asdict(result.device),
         "allocator": result.allocator,
-        "ranks": [_rank_document(rank) for rank in result.ranks],
+        "ranks": [],
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
         "time": time_document(result.time),
     }
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
 
 
 def write_report(path: Path, result: RunResult) -> None:
@@ -93,7 +99,8 @@ def read_report(path: Path) -> RunResult:
         raise CorruptFile(f"{path} is not a report of windtunnel: {type(error).__name__} {error}") from error
 
 
-def _rank_document(rank: RankResult) -> dict[str, Any]:
+def rank_document(rank: RankResult) -> dict[str, Any]:
+    """What the report says of one rank."""
     if rank.status == "same_as":
         return _short_document(rank)
     document = {f.name: getattr(rank, f.name) for f in fields(rank)}

@@ -1,0 +1,66 @@
+"""Write report.html beside report.json.
+
+    recordings of some ranks ──> details (each in a process of its own) ──┐
+    RunResult, trace, remat.json ─────────────────────────────────────────┴──> report.html
+
+A page that cannot be written costs a note, never the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.commands.rank_recording import allocator_maker, recording_of
+from windtunnel.commands.request import RunRequest
+from windtunnel.memory.rank_detail import rank_detail
+from windtunnel.report.page_detail import detail_document
+from windtunnel.report.page_run import run_document
+from windtunnel.report.result import RankResult, RunResult
+from windtunnel.report.web_page import page_bytes, write_page
+
+__all__ = ["PAGE", "detail_rank", "ranks_in_detail", "write_run_page"]
+
+PAGE = "report.html"
+_MOST_RANKS = 8  # told in full detail: the tightest
+_MOST_ALLOCATIONS = 500_000  # of all of them together
+
+
+def ranks_in_detail(results: Mapping[int, RankResult]) -> list[int]:
+    """The ranks worth every allocation: those that need most."""
+    found = [r for r in results.values() if r.peak_bytes and r.timeline is not None]
+    found.sort(key=lambda r: (-r.peak_with_fragments_bytes, r.rank))
+    return [rank.rank for rank in found[:_MOST_RANKS]]
+
+
+def detail_rank(request: RunRequest, recording_path: Path, card: int, n_ranks: int) -> dict[str, Any]:
+    """Every allocation of one rank, packed."""
+    recording, _ = recording_of(request, recording_path)
+    most = _MOST_ALLOCATIONS // max(1, n_ranks)
+    return detail_document(rank_detail(recording, allocator_maker(request, recording), card, most))
+
+
+def write_run_page(
+    request: RunRequest,
+    result: RunResult,
+    details: Mapping[int, dict[str, Any]],
+    trace: dict[str, Any] | None = None,
+) -> str | None:
+    """Write the page; a sentence if that failed."""
+    cards = f"{request.world_size} × " if request.world_size > 1 else ""
+    title = f"{Path(request.script).name} on {cards}{request.device.id}"
+    document = run_document(result, title, details, trace, _remat(request.folder))
+    try:
+        write_page(request.folder / PAGE, page_bytes("run", document))
+    except OSError as error:
+        return f"{PAGE} could not be written: {error.strerror or error}"
+    return None
+
+
+def _remat(folder: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / "remat.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,81 @@
+"""One HTML file with everything inside: style, scripts, a charting library and the data. It asks nothing of the network.
+
+    document (plain values and packed columns) ──> templates/page/* + templates/vendor/* ──> bytes of a page
+
+Text of the user's program is data: it stands in a JSON block, and the scripts write it as text only. The policy in the
+head of the page lets the browser run no other script than ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+__all__ = ["page_bytes", "write_page"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_FIRST = ("words.js", "columns.js", "shell.js")
+# The views of a kind of page, in the order of their tabs.
+_VIEWS = {
+    "run": (
+        "overview.js", "rank_map.js", "memory_bands.js", "memory.js", "flame.js", "allocator.js", "trace.js",
+        "perfetto.js", "time.js", "remat.js", "warnings.js",
+    ),
+    "comparison": ("comparison.js", "warnings.js"),
+    "precision": ("precision.js",),
+}  # fmt: skip
+
+
+def page_bytes(kind: str, document: dict[str, Any]) -> bytes:
+    """A whole page; `document["title"]` is its title."""
+    style, script = _style(), _script(kind)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # In a script element only "<" could end it or open a comment.
+    data = orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS).replace(b"<", b"\\u003c")
+    page = (_TEMPLATES / "page" / "page.html").read_text(encoding="utf-8")
+    page = page.replace("{{title}}", escape(str(document["title"]))).replace("{{style}}", style)
+    before, rest = page.replace("{{script_hash}}", f"'sha256-{digest}'").split("{{data}}")
+    middle, after = rest.split("{{script}}")
+    return b"".join(
+        (before.encode("utf-8", "replace"), data, middle.encode(), script.encode(), after.encode())
+    )
+
+
+def write_page(path: Path, page: bytes) -> None:
+    """The file appears under its name only when it is whole."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(page)
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@cache
+def _style() -> str:
+    own = (_TEMPLATES / "page" / "page.css").read_text(encoding="utf-8")
+    views = "".join(
+        path.read_text(encoding="utf-8") for path in sorted((_TEMPLATES / "page").glob("view_*.css"))
+    )
+    return (_TEMPLATES / "vendor" / "uPlot.min.css").read_text(encoding="utf-8") + own + views
+
+
+@cache
+def _script(kind: str) -> str:
+    names = (*_FIRST, *_VIEWS[kind], "begin.js")
+    paths = [_TEMPLATES / "page" / name for name in names]
+    ours = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+    licence = (_TEMPLATES / "vendor" / "uPlot.LICENSE").read_text(encoding="utf-8").strip()
+    library = (_TEMPLATES / "vendor" / "uPlot.iife.min.js").read_text(encoding="utf-8")
+    return f'/*! uPlot, the charting library of this page\n{licence}\n*/\n{library}\n(() => {{\n"use strict";\n{ours}\n}})();\n'
