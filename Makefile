@@ -8,7 +8,7 @@ MS     := $(VENV)-mindspore
 MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins clean
+.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -129,6 +129,14 @@ mindspore: $(MS)/.tried  ## MindSpore scripts without CANN: 8 cards semi-automat
 
 twins: $(VENV)/.dev $(MS)/.tried  ## the same transformer in PyTorch and MindSpore: compare pairs it and finds planted mistakes
 	@$(BIN)/python -m benchmarks.twins $(MS)/bin/python
+
+# The charting library that pages carry, as npm has it. Only whoever changes its version runs this: it is in the repository.
+UPLOT  := uplot@1.6.32
+VENDOR := src/windtunnel/report/templates/vendor
+chart-library:  ## fetch the charting library of the pages again (needs npm)
+	@work=$$(mktemp -d) && (cd $$work && npm pack --silent $(UPLOT) >/dev/null && tar xzf uplot-*.tgz) && \
+	  cp $$work/package/dist/uPlot.iife.min.js $$work/package/dist/uPlot.min.css $(VENDOR)/ && \
+	  cp $$work/package/LICENSE $(VENDOR)/uPlot.LICENSE && rm -r $$work && echo "$(UPLOT) is in $(VENDOR)"
 
 clean:  ## remove the virtual environment and outputs
 	rm -rf $(VENV) $(VENV)-msprobe $(VENV)-mindspore $(VENV)-msprobe-mindspore windtunnel-out*

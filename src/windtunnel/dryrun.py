@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.capture.task import RankTask
+from windtunnel.commands.page_stage import allocations_told, detail_rank, ranks_in_detail
 from windtunnel.commands.rank import OUR_BUG, simulate_rank
 from windtunnel.commands.rank_analysis import analyse_rank
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment, task_of
@@ -86,7 +87,7 @@ def dry_run(
         return _run_in(Path(out), request, fn_or_script)
     folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
     try:
-        return _run_in(folder, request, fn_or_script)
+        return _run_in(folder, replace(request, writes_page=False), fn_or_script)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,7 +110,10 @@ def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
     (rank,) = request.ranks or (0,)
     task = task_of(request, rank)
     finding = analyse_rank(request, task, _fork(task, fn_or_script))
-    return summarise(request, {rank: finding}, {rank: rank}).result
+    details = {}
+    if request.writes_page and ranks_in_detail({rank: finding.result}):
+        details[rank] = detail_rank(request, task.recording_path, finding.card, *allocations_told(1))
+    return summarise(request, {rank: finding}, {rank: rank}, details=details).result
 
 
 def _fork(task: RankTask, program: Callable[[], Any]) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.executor import Analysed, Events
 from windtunnel.commands.nursery import Nursery, NurseryClosed
-from windtunnel.commands.page_stage import detail_rank
+from windtunnel.commands.page_stage import allocations_told, detail_rank
 from windtunnel.commands.rank import OUR_BUG
 from windtunnel.commands.rank_analysis import Finding, analyse_rank, draw_pictures
 from windtunnel.commands.request import RunRequest, task_of
@@ -57,15 +57,15 @@ class Analysts:
             return dict(zip(ranks, pool.map(draw_one, ranks.values()), strict=True))
 
     def details(self, cards: Mapping[int, int], n_jobs: int) -> dict[int, dict[str, Any]]:
-        """Every allocation of these ranks, each on the card that its report is of; without those that failed."""
+        """Every allocation of these ranks, the tightest first, each on the card of its report; without those that failed."""
 
-        def detail_one(rank: int) -> Any:
+        def detail_one(rank: int, most: int) -> Any:
             folder = self._request.folder / f"rank{rank}"
             path = task_of(self._request, rank).recording_path
-            return self._work("detail", (self._request, path, cards[rank], len(cards)), folder)
+            return self._work("detail", (self._request, path, cards[rank], most), folder)
 
         with ThreadPoolExecutor(max_workers=n_jobs) as pool:
-            found = dict(zip(cards, pool.map(detail_one, cards), strict=True))
+            found = dict(zip(cards, pool.map(detail_one, cards, allocations_told(len(cards))), strict=True))
         return {rank: detail for rank, detail in found.items() if detail is not None}
 
     def _analyse(self, task: RankTask, code: int) -> None:

@@ -21,7 +21,7 @@ from windtunnel.report.page_run import run_document
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.web_page import page_bytes, write_page
 
-__all__ = ["PAGE", "detail_rank", "ranks_in_detail", "write_run_page"]
+__all__ = ["PAGE", "allocations_told", "detail_rank", "ranks_in_detail", "write_run_page"]
 
 PAGE = "report.html"
 _MOST_RANKS = 8  # told in full detail: the tightest
@@ -35,10 +35,17 @@ def ranks_in_detail(results: Mapping[int, RankResult]) -> list[int]:
     return [rank.rank for rank in found[:_MOST_RANKS]]
 
 
-def detail_rank(request: RunRequest, recording_path: Path, card: int, n_ranks: int) -> dict[str, Any]:
-    """Every allocation of one rank, packed."""
+def allocations_told(n_ranks: int) -> list[int]:
+    """How many of each rank: half of them for the tightest, the other half for the others."""
+    if n_ranks < 2:
+        return [_MOST_ALLOCATIONS] * n_ranks
+    half = _MOST_ALLOCATIONS // 2
+    return [half] + [half // (n_ranks - 1)] * (n_ranks - 1)
+
+
+def detail_rank(request: RunRequest, recording_path: Path, card: int, most: int) -> dict[str, Any]:
+    """Every allocation of one rank, packed; at most so many by name."""
     recording, _ = recording_of(request, recording_path)
-    most = _MOST_ALLOCATIONS // max(1, n_ranks)
     return detail_document(rank_detail(recording, allocator_maker(request, recording), card, most))
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from windtunnel.report.json_file import rank_document, run_fields
 from windtunnel.report.page_advice import checkpoint_first
 from windtunnel.report.page_columns import pack
@@ -21,6 +23,7 @@ __all__ = ["run_document"]
 
 _STATUS = ("ok", "same_as", "failed", "oom")
 _MOST_RANKS_IN_FULL = 64  # a timeline each; the others keep their figures
+_MOST_BYTES = 13_000_000  # of everything that can be left out: a page of 15 MB opens at once
 
 
 def run_document(
@@ -32,6 +35,7 @@ def run_document(
     left_out: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Plain values and packed columns, as templates/page/ reads them."""
+    details, dropped = _that_fit(result, details or {})
     simulated = sorted((r for r in result.ranks if r.status != "same_as"), key=_need, reverse=True)
     tightest = result.tightest
     documents = {rank.rank: rank_document(rank) for rank in simulated}
@@ -50,11 +54,29 @@ def run_document(
         "run": run_fields(result),
         "ranks": _ranks(result.ranks),
         "simulated": documents,
-        "details": dict(details or {}),
+        "details": details,
         "trace": trace,
         "remat": remat,
-        "left_out": list(left_out),
+        "left_out": [*left_out, *dropped],
     }
+
+
+def _that_fit(
+    result: RunResult, details: Mapping[int, dict[str, Any]]
+) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """The details of as many ranks as the page has room for, the tightest first, and what to say of the others."""
+    kept: dict[int, dict[str, Any]] = {}
+    room = _MOST_BYTES
+    for rank in sorted((r for r in result.ranks if r.rank in details), key=_need, reverse=True):
+        room -= len(orjson.dumps(details[rank.rank]))
+        if room < 0 and kept:
+            break
+        kept[rank.rank] = details[rank.rank]
+    n_simulated = sum(rank.status != "same_as" and rank.peak_bytes > 0 for rank in result.ranks)
+    if not kept or len(kept) == n_simulated:
+        return kept, []
+    told = f"every allocation is told of {len(kept)} of {n_simulated} simulated ranks, those that need most memory"
+    return kept, [f"{told}; of the others the timeline and what holds the peak"]
 
 
 def _need(rank: RankResult) -> tuple[bool, int, int]:

@@ -19,12 +19,12 @@ from typing import Any
 
 import orjson
 
-__all__ = ["page_bytes", "write_page"]
+__all__ = ["VIEWS", "page_bytes", "write_page"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FIRST = ("words.js", "columns.js", "shell.js")
 # The views of a kind of page, in the order of their tabs.
-_VIEWS = {
+VIEWS = {
     "run": (
         "overview.js", "rank_map.js", "memory_bands.js", "memory.js", "flame.js", "allocator.js", "trace.js",
         "perfetto.js", "time.js", "remat.js", "warnings.js",
@@ -73,7 +73,7 @@ def _style() -> str:
 
 @cache
 def _script(kind: str) -> str:
-    names = (*_FIRST, *_VIEWS[kind], "begin.js")
+    names = (*_FIRST, *VIEWS[kind], "begin.js")
     paths = [_TEMPLATES / "page" / name for name in names]
     ours = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
     licence = (_TEMPLATES / "vendor" / "uPlot.LICENSE").read_text(encoding="utf-8").strip()

@@ -1,0 +1,91 @@
+"""The frame of every page: one file, nothing from elsewhere, text that stays text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.report.runs import A100, FITTING
+from windtunnel.report import web_page
+from windtunnel.report.page_run import run_document
+from windtunnel.report.result import RunResult, same_as
+from windtunnel.report.web_page import page_bytes, write_page
+
+TEMPLATES = Path(web_page.__file__).parent / "templates"
+BAD = "</script><script>window.pwned = 1</script><!--"
+KINDS = ("run", "comparison", "precision")
+
+
+def _run(n_ranks=1):
+    others = tuple(same_as(rank, FITTING) for rank in range(1, n_ranks))
+    return RunResult("0.1.0", 1, n_ranks, A100, "cuda", (FITTING, *others))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_has_nothing_from_elsewhere_and_runs_only_its_own_script(kind):
+    page = page_bytes(kind, {"title": BAD, "note": BAD}).decode()
+    assert page.count("</script>") == 2  # the data's and the script's
+    assert "<script>window.pwned" not in page
+    head, rest = page.split('<script type="application/json" id="data">')
+    data, script = rest.split("</script>\n<script>")
+    assert json.loads(data)["note"] == BAD
+    assert [
+        where
+        for where in re.findall(r"(?:href|src)=[\"']([^\"']*)", head)
+        if where[:5] != "data:" and where[0] != "#"
+    ] == []
+    digest = hashlib.sha256(script.split("</script>")[0].encode()).digest()
+    assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'" in head
+    assert "default-src 'none'" in head
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_licence_of_the_charting_library_is_in_every_page(kind):
+    page = page_bytes(kind, {"title": ""}).decode()
+    assert (TEMPLATES / "vendor" / "uPlot.LICENSE").read_text(encoding="utf-8").strip() in page
+
+
+def test_every_script_and_style_is_used_and_goes_into_the_wheel():
+    named = {name for names in web_page.VIEWS.values() for name in names}
+    there = {path.name for path in (TEMPLATES / "page").glob("*.js")}
+    assert named | {"words.js", "columns.js", "shell.js", "begin.js"} == there
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    patterns = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
+        "windtunnel"
+    ]
+    package = Path(web_page.__file__).parents[1]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert {path for path in TEMPLATES.rglob("*") if path.is_file()} <= packed
+
+
+def test_a_page_is_whole_or_not_there(tmp_path):
+    write_page(tmp_path / "p.html", b"abc")
+    assert (tmp_path / "p.html").read_bytes() == b"abc"
+    with pytest.raises(OSError, match="No such file"):
+        write_page(tmp_path / "missing" / "p.html", b"abc")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
+
+
+def test_thousands_of_ranks_are_columns():
+    few, many = (len(page_bytes("run", run_document(_run(n), "x"))) for n in (1, 16_384))
+    assert many - few < 100_000
+
+
+def test_details_beyond_the_room_of_a_page_are_left_out_and_it_says_so():
+    run = RunResult("0.1.0", 1, 3, A100, "cuda", tuple(_rank(n, need) for n, need in enumerate((5, 9, 7))))
+    details = {rank: {"rows": 1, "left": "x" * 6_000_000} for rank in range(3)}
+    document = run_document(run, "x", details)
+    assert list(document["details"]) == [1, 2]  # those that need most
+    assert document["left_out"][0].startswith("every allocation is told of 2 of 3 simulated ranks")
+    assert run_document(run, "x", {rank: {"rows": 1} for rank in range(3)})["left_out"] == []
+
+
+def _rank(number, need):
+    return replace(FITTING, rank=number, peak_with_fragments_bytes=need)
