@@ -63,6 +63,7 @@ def test_a_script_gets_the_same_as_a_function(tmp_path, capfd):
     assert from_function.ranks[0].steps == 2
     assert from_script.ranks[0].peak_bytes == windtunnel.dry_run(train).ranks[0].peak_bytes
     assert (tmp_path / "o" / "report.json").exists()
+    assert (tmp_path / "o" / "report.html").exists()
     assert "step 1 loss" in (tmp_path / "o" / "rank0" / "run.log").read_text()
     assert capfd.readouterr() == ("", "")
 

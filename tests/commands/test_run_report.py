@@ -105,6 +105,15 @@ def test_the_files_on_request_are_there(trained):
     assert (folder / "recording.arrows").stat().st_size > 1000
 
 
+def test_the_page_is_beside_the_report_and_holds_its_figures(trained):
+    page = (trained[1] / "report.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL).group(1))
+    report = read_json(trained[1])
+    assert data["run"] | {"ranks": report["ranks"]} == report
+    assert data["simulated"]["0"] == report["ranks"][0]
+    assert list(data["details"]) == ["0"]
+
+
 def test_a_run_that_does_not_fit_exits_4(tmp_path):
     done = windtunnel("run", "--device", "a100:mem=505MiB", SCRIPTS / "train.py", cwd=tmp_path)
     assert done.returncode == 4

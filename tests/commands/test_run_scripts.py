@@ -165,6 +165,7 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
         (out / mine).write_text("mine")
     for ours in (
         "report.json",
+        "report.html",
         "trace_view.json",
         "trace.html",
         "rank0/memory_block.csv",
@@ -172,7 +173,9 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
         "rank7/run.log",
     ):
         (out / ours).write_text("from an earlier run")
-    done = windtunnel("run", "--force", "--out", out, "--level", 0, SCRIPTS / "train.py", cwd=tmp_path)
+    done = windtunnel(
+        "run", "--force", "--no-html", "--out", out, "--level", 0, SCRIPTS / "train.py", cwd=tmp_path
+    )
     assert done.returncode == 0
     kept = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert kept == [
