@@ -205,7 +205,7 @@ def test_a_million_rows_take_less_than_a_second():
     columns["kind"] = np.resize(np.array([Kind.ALLOC, Kind.OP, Kind.FREE, Kind.COLLECTIVE], np.uint8), n)
     columns["subject"] = np.arange(n) // 4
     columns["value"] = np.where(columns["kind"] == Kind.ALLOC, 512, SUM)
-    columns["kind"][:1], columns["extra"][:] = Kind.GROUP, 0
+    columns["kind"][:1], columns["extra"][:], columns["value"][:1] = Kind.GROUP, 0, -1
     offsets = np.minimum(np.arange(n + 1), 1) * 2
     outputs = np.concatenate([[0], np.cumsum(columns["kind"] == Kind.OP)])
     recording = Recording(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.runs import ASCEND, FITTING, LARGE, run_of
+from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment
 from windtunnel.memory.attribution import RoleBytes
@@ -26,7 +27,7 @@ FIXED_RANK = {
 
 def test_the_fixed_part_of_the_schema_is_there():
     document = json.loads(report_text(run_of(FITTING, device=ASCEND)))
-    assert set(document) == FIXED_RUN | {"mismatches", "time"}
+    assert set(document) == FIXED_RUN | {"mismatches", "time", "mesh"}
     assert document["device"] == {"name": "ascend-910b-64gb", "memory_bytes": 68719476736}
     (rank,) = document["ranks"]
     assert set(rank) >= FIXED_RANK
@@ -35,6 +36,20 @@ def test_the_fixed_part_of_the_schema_is_there():
     assert rank["unknown_values"] == [
         {"where": "train.py:41", "what": "float(loss)", "value": 1.0, "count": 3}
     ]
+
+
+def test_the_axes_of_the_job_are_read_back_and_reports_without_them_are_read_too(tmp_path):
+    run = replace(run_of(FITTING, world_size=8), mesh=(MeshAxis("pp", 2, 4), MeshAxis("tp", 4, 1)))
+    write_report(tmp_path / "report.json", run)
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["mesh"] == [
+        {"name": "pp", "size": 2, "stride": 4},
+        {"name": "tp", "size": 4, "stride": 1},
+    ]
+    assert read_report(tmp_path / "report.json").mesh == run.mesh
+    del document["mesh"]
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert read_report(tmp_path / "report.json").mesh == ()
 
 
 def test_byte_fields_are_whole_numbers():

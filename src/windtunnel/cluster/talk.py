@@ -62,6 +62,7 @@ class RankTalk:
     rough_digest: str = ""  # equal for ranks whose model does the same, whatever their optimizer's pieces
     peak_bytes: int = 0
     is_whole: bool = True  # the program ended by itself; False: it was stopped, and would have said more
+    group_names: tuple[str, ...] = ()  # what the program calls them, one for each group
 
 
 def talk_of(recording: Recording, rank: int, world_size: int) -> RankTalk:
@@ -92,6 +93,7 @@ def talk_of(recording: Recording, rank: int, world_size: int) -> RankTalk:
         digest_of(recording, sizes, is_rough=True),
         peak_bytes_of(recording),
         _is_whole(recording, len(steps)),
+        tuple(recording.name(name) for name in found.names),
     )
 
 

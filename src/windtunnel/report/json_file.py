@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster.matching import Mismatch
+from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -55,6 +56,7 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "ranks": [],
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
         "time": time_document(result.time),
+        "mesh": [asdict(axis) for axis in result.mesh],
     }
 
 
@@ -92,6 +94,9 @@ def read_report(path: Path) -> RunResult:
                 Mismatch(tuple(found["ranks"]), found["sentence"]) for found in document.get("mismatches", ())
             ),
             time=time_of_document(document.get("time")),
+            mesh=tuple(
+                MeshAxis(axis["name"], axis["size"], axis["stride"]) for axis in document.get("mesh", ())
+            ),
         )
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None

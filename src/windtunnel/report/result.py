@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from windtunnel.cluster.matching import Mismatch
+from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -97,6 +98,7 @@ class RunResult:
     ranks: tuple[RankResult, ...]
     mismatches: tuple[Mismatch, ...] = ()  # ranks that would wait for each other for ever
     time: TimeResult | None = None  # level 3
+    mesh: tuple[MeshAxis, ...] = ()  # outermost first; (): not known, or one rank
 
     @property
     def fits(self) -> bool:
