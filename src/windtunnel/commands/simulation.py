@@ -15,6 +15,7 @@ from typing import Any
 from windtunnel import __version__
 from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.matching import Mismatch, find_mismatches
+from windtunnel.cluster.mesh_axes import MeshAxis, mesh_axes
 from windtunnel.commands.analysts import Analysts
 from windtunnel.commands.executor import INTERRUPTED, Events, Executor, OnLine
 from windtunnel.commands.local_executor import LocalExecutor
@@ -130,8 +131,9 @@ def summarise(
     results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
     device = DeviceResult(request.device.id, request.device.memory_bytes)
     result = RunResult(
-        __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time
-    )
+        __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
+        _mesh(request, findings),
+    )  # fmt: skip
     codes = [finding.code for finding in findings.values()]
     try:
         write_report(request.folder / "report.json", result)
@@ -175,6 +177,14 @@ def _timed(
         for rank, f in findings.items()
     }
     return changed, timed.time
+
+
+def _mesh(request: RunRequest, findings: Mapping[int, Finding]) -> tuple[MeshAxis, ...]:
+    """As the first rank that came to its end sees its groups."""
+    talks = [findings[rank].talk for rank in sorted(findings)]
+    talk = next((talk for talk in talks if talk is not None), None)
+    groups = zip(talk.group_names, talk.groups, strict=True) if talk is not None else ()
+    return mesh_axes(groups, request.world_size)
 
 
 def _result_of(rank: int, findings: Mapping[int, Finding], representative: Mapping[int, int]) -> RankResult:
