@@ -7,10 +7,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from windtunnel.report.result import RunResult
+from windtunnel.memory.checkpoint_units import checkpoint_units, seconds_in
+from windtunnel.report.result import RankResult, RunResult
 
 __all__ = ["checkpoint_first"]
 
+_ROWS = 8
+_WORTH_NAMING = 0.005  # of the need
+
 
 def checkpoint_first(result: RunResult) -> list[dict[str, Any]]:
-    return []
+    """Rows of the tightest rank; none if activations are not what fills the device there.
+
+    `bytes` are held at the peak: checkpointing frees at most as much, since the inputs of the modules stay and the
+    peak may move. `forward_us` (level 3) is about what computing them again takes.
+    """
+    rank = result.tightest
+    if rank is None or not rank.peak_with_fragments_bytes:
+        return []
+    need = rank.peak_with_fragments_bytes
+    units = [
+        unit for unit in checkpoint_units(rank.at_peak_by_module) if unit.n_bytes >= _WORTH_NAMING * need
+    ]
+    forward = _forward_share(rank)
+    by_module = rank.time.profile.by_module if rank.time else {}
+    return [
+        {
+            "module": unit.module,
+            "count": len(unit.members),
+            "bytes": unit.n_bytes,
+            "share": unit.n_bytes / need,
+            "is_repeated": unit.is_repeated,
+            "is_whole": unit.is_whole,
+            "forward_us": None if forward is None else seconds_in(unit, by_module) * forward * 1e6,
+        }
+        for unit in units[:_ROWS]
+    ]
+
+
+def _forward_share(rank: RankResult) -> float | None:
+    """Of the time of a module's operators in a step; the optimizer's belong to no module."""
+    if rank.time is None:
+        return None
+    phases = rank.time.profile.by_phase
+    forward, backward = phases.get("forward", 0.0), phases.get("backward", 0.0)
+    return forward / (forward + backward) if forward + backward else None

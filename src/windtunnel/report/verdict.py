@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from windtunnel.memory.attribution import fold_layers
+from windtunnel.memory.checkpoint_units import checkpoint_units
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.units import format_bytes
 
@@ -134,8 +134,8 @@ def _by_size(rank: RankResult, short_by: int) -> Iterator[str]:
 
 def _fewer_activations(rank: RankResult, short_by: int) -> Iterator[str]:
     activations = rank.at_peak_bytes.activations
-    mine = [share for share in fold_layers(rank.at_peak_by_module) if share.role == "activations"]
-    where = f" on {mine[0].module} ({format_bytes(mine[0].n_bytes)})" if mine and mine[0].module else ""
+    mine = [unit for unit in checkpoint_units(rank.at_peak_by_module) if unit.is_whole]
+    where = f" on {mine[0].module} ({format_bytes(mine[0].n_bytes)})" if mine else ""
     yield f"activation checkpointing{where}"
     if activations > short_by:
         yield f"a micro-batch at least {_up(activations / (activations - short_by)):.1f} times smaller"
