@@ -18,7 +18,8 @@ from windtunnel.memory.lifetime import Lifetimes
 
 __all__ = [
     "ROLES", "ROLE_NAMES", "LiveTensors", "ModuleShare", "RoleBytes", "fold_layers", "fold_paths",
-    "largest_tensors", "module_shares", "role_bytes", "short_op", "to_depth", "user_line",
+    "largest_tensors", "module_path", "module_shares", "output_slots", "role_bytes", "short_op", "to_depth",
+    "user_line",
 ]  # fmt: skip
 
 # name, op, module, role, shape, dtype, where: what makes two tensors alike
@@ -94,7 +95,7 @@ def module_shares(
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, group.reshape(-1), held)
     for (module, name, role), n_bytes in zip(distinct.tolist(), sums.tolist(), strict=True):
-        totals[_module_path(recording, module, name, role), ROLE_NAMES[Role(role)]] += n_bytes
+        totals[module_path(recording, module, name, role), ROLE_NAMES[Role(role)]] += n_bytes
     return _largest_first(totals)
 
 
@@ -121,7 +122,10 @@ def largest_tensors(
 ) -> tuple[LiveTensors, ...]:
     """The largest groups of alike tensors among the alive ones."""
     members: defaultdict[_Description, list[int]] = defaultdict(list)
-    described = [_describe(recording, lives, int(i)) for i in alive]
+    slots = output_slots(recording, lives, alive)
+    described = [
+        _describe(recording, lives, i, slot) for i, slot in zip(alive.tolist(), slots.tolist(), strict=True)
+    ]
     modules = fold_paths({d[2] for d in described})
     names = fold_paths({d[0] for d in described})
     for (name, op, module, *rest), n_bytes in zip(described, held.tolist(), strict=True):
@@ -147,41 +151,48 @@ def user_line(recording: Recording, frame: int) -> str:
     return f"{file}:{innermost.line}"
 
 
-def _module_path(recording: Recording, module: int, name: int, role: int) -> str:
+def module_path(recording: Recording, module: int, name: int, role: int) -> str:
+    """The module that bytes are booked on; the first three numbers are those of `Lifetimes`."""
     # A weight is made wherever the model was built; its name says better where it belongs.
     if role in _PARAMETER_ROLES and name >= 0:
         return recording.name(name).rpartition(".")[0]
     return recording.name(module)
 
 
-def _describe(recording: Recording, lives: Lifetimes, i: int) -> _Description:
+def output_slots(recording: Recording, lives: Lifetimes, chosen: np.ndarray) -> np.ndarray:
+    """Which result of its operator each of the chosen lives holds, -1 for none: that result has its shape."""
+    offsets, ids = recording.outputs
+    rows = lives.op_row[chosen].astype(np.int64)
+    slots = np.full(len(chosen), -1)
+    if len(ids) == 0 or len(chosen) == 0:
+        return slots
+    # One number for (row, storage), so that a single search finds the first result with that storage.
+    span = int(max(ids.max(), lives.storage.max())) + 2
+    n_results = np.diff(offsets)
+    keys = np.repeat(np.arange(len(n_results)), n_results) * span + ids + 1
+    order = np.argsort(keys, kind="stable")
+    wanted = rows * span + lives.storage[chosen] + 1
+    found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    n_specs = np.array([len(signature.outputs) for signature in recording.signatures] or [0])
+    is_told = n_specs[lives.signature[chosen]] == n_results[rows]
+    is_mine = (rows >= 0) & is_told & (keys[found] == wanted)
+    slots[is_mine] = (found - offsets[rows])[is_mine]
+    return slots
+
+
+def _describe(recording: Recording, lives: Lifetimes, i: int, slot: int) -> _Description:
     module, name, role = int(lives.module[i]), int(lives.name[i]), int(lives.role[i])
     signature = int(lives.signature[i])
-    op = short_op(recording.signatures[signature].name) if signature >= 0 else ""
-    shape, dtype = _shape(recording, lives, i)
+    spec = recording.signatures[signature].outputs[slot] if slot >= 0 else None
     return (
         recording.name(name),
-        op,
-        _module_path(recording, module, name, role),
+        short_op(recording.signatures[signature].name) if signature >= 0 else "",
+        module_path(recording, module, name, role),
         ROLE_NAMES[Role(role)],
-        shape,
-        dtype,
+        spec.shape if spec is not None else None,
+        spec.dtype if spec is not None else "",
         user_line(recording, int(lives.frame[i])),
     )
-
-
-def _shape(recording: Recording, lives: Lifetimes, i: int) -> tuple[tuple[int, ...] | None, str]:
-    """Shape and dtype of the operator's output that lives in this storage, if it is one."""
-    row, signature = int(lives.op_row[i]), int(lives.signature[i])
-    if row < 0:
-        return None, ""
-    offsets, ids = recording.outputs
-    storages = ids[offsets[row] : offsets[row + 1]].tolist()
-    specs = recording.signatures[signature].outputs
-    if lives.storage[i] not in storages or len(specs) != len(storages):
-        return None, ""
-    spec = specs[storages.index(lives.storage[i])]
-    return spec.shape, spec.dtype
 
 
 def fold_paths(paths: set[str]) -> dict[str, str]:
