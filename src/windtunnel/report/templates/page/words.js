@@ -1,10 +1,18 @@
 // Numbers as people write them, and elements whose text can only ever be text.
 
+// The digits that units.format_bytes writes in the terminal and in the verdict: two, or one from a hundred on.
 function bytes(n) {
   if (n < 0) return `-${bytes(-n)}`;
   const power = n < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(n) / 10));
   const value = n / 1024 ** power;
-  return `${power ? value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0) : value} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+  return `${power ? rounded(value, value < 100 ? 2 : 1) : Math.trunc(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+// Python rounds 1.125 to the even digit; such halves are common among sizes.
+function rounded(value, digits) {
+  const scaled = value * 10 ** digits, below = Math.floor(scaled);
+  const isTie = scaled - below === 0.5 && below % 2 === 0;
+  return (isTie ? below / 10 ** digits : value).toFixed(digits);
 }
 
 function seconds(s) {
