@@ -29,9 +29,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = {
     "run": [
         "--allocator", "--device", "--executor", "--force", "--jobs", "--json", "--level", "--library-buffers",
-        "--measure", "--memory-tracker", "--network", "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot",
-        "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v", "script",
-        "arguments",
+        "--measure", "--memory-tracker", "--network", "--no-html", "--nproc-per-node", "--out", "--rank", "--ranks",
+        "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v",
+        "script", "arguments",
     ],
     "remat": [
         "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",
@@ -40,7 +40,7 @@ OPTIONS = {
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
     "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--mapping", "--out", "a", "b"],
-    "view": ["directory"],
+    "view": ["--no-open", "--text", "directory", "other"],
     "devices": ["--json", "--toml"],
 }  # fmt: skip
 
@@ -62,9 +62,9 @@ def test_the_options_of_a_verb_are_frozen(verb):
     assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
 
 
-@pytest.mark.parametrize("verb", ["run", "remat", "replay", "compare"])
+@pytest.mark.parametrize("verb", ["run", "remat", "replay", "compare", "view"])
 def test_the_page_of_a_verb_names_every_option(verb):
-    page = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
+    page = (DOCS / f"{'report' if verb == 'view' else verb}.md").read_text(encoding="utf-8")
     assert [option for option in OPTIONS[verb] if option.startswith("-") and option not in page] == []
 
 

@@ -94,7 +94,7 @@ def test_a_trace_is_written(one_rank):
 
 
 def test_the_report_is_shown_again(one_rank):
-    done = windtunnel("view", one_rank[1], cwd=one_rank[1])
+    done = windtunnel("view", "--text", one_rank[1], cwd=one_rank[1])
     assert done.returncode == 0, done.stderr
     first = one_rank[0].index("One step takes")
     assert one_rank[0][first : first + 500] in done.stdout

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from windtunnel.capture.framework_choice import framework_of
+from windtunnel.commands.page_stage import PAGE
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
 from windtunnel.commands.run_folder import prepare_folder
 from windtunnel.commands.screen import Screen
@@ -123,7 +124,8 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
     failed = [rank for rank in simulation.result.ranks if rank.status == "failed"]
     if failed:
         return f"\nnext: less {folder}/rank{failed[0].rank}/run.log   (everything the script said)"
-    lines = [f"\nnext: windtunnel view {folder}   (this report again; its files are in {folder}/)"]
+    page = f"; {folder}/{PAGE} is that page" if (folder / PAGE).is_file() else ""
+    lines = [f"\nnext: windtunnel view {folder}   (look at it in a browser{page})"]
     rank = simulation.result.tightest
     if rank is not None and rank.peak_bytes:
         lines.append(
