@@ -26,8 +26,8 @@ _FIRST = ("words.js", "columns.js", "shell.js")
 # The views of a kind of page, in the order of their tabs.
 VIEWS = {
     "run": (
-        "overview.js", "rank_map.js", "memory_bands.js", "memory.js", "flame.js", "allocator.js", "trace.js",
-        "perfetto.js", "time.js", "remat.js", "warnings.js",
+        "overview.js", "rank_grid.js", "rank_map.js", "memory_bands.js", "memory.js", "flame.js", "allocator.js",
+        "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat.js", "warnings.js",
     ),
     "comparison": ("comparison.js", "warnings.js"),
     "precision": ("precision.js",),
@@ -39,7 +39,8 @@ def page_bytes(kind: str, document: dict[str, Any]) -> bytes:
     style, script = _style(), _script(kind)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # In a script element only "<" could end it or open a comment.
-    data = orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS).replace(b"<", b"\\u003c")
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    data = orjson.dumps(document, option=options).replace(b"<", b"\\u003c")
     page = (_TEMPLATES / "page" / "page.html").read_text(encoding="utf-8")
     page = page.replace("{{title}}", escape(str(document["title"]))).replace("{{style}}", style)
     before, rest = page.replace("{{script_hash}}", f"'sha256-{digest}'").split("{{data}}")
