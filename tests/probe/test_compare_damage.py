@@ -14,10 +14,10 @@ import pytest
 from tests.probe.dumps import Call, write_dump
 from windtunnel.errors import WindtunnelError
 from windtunnel.probe.comparison import compare_dumps
-from windtunnel.probe.error_curve import error_curve
 from windtunnel.probe.tolerance import Tolerance
 from windtunnel.probe.verdict import Findings
 from windtunnel.report.compare_csv import CsvReport
+from windtunnel.report.compare_page import PrecisionPage
 
 X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 ODD = [
@@ -90,11 +90,11 @@ def test_no_damage_ends_in_a_traceback(tmp_path, ranks):
                 for _ in range(draw.randrange(1, 10)):
                     document = damage(draw, document)
                 path.write_text(json.dumps(document))
-        findings, rows = Findings(), CsvReport(io.BytesIO())
+        findings, rows, page = Findings(), CsvReport(io.BytesIO()), PrecisionPage()
         try:
             for found in compare_dumps(whole, broken, Tolerance(exact=draw.random() < 0.2)):
                 findings.add(found)
-                error_curve(found)
+                page.add(found)
                 rows.add(found)
             rows.close()
             n_answers += 1

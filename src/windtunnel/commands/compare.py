@@ -27,14 +27,13 @@ from rich.progress import Progress
 from windtunnel import __version__
 from windtunnel.errors import UsageError
 from windtunnel.probe.comparison import OnProgress, compare_dumps
-from windtunnel.probe.error_curve import error_curve
 from windtunnel.probe.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.mapping_file import read_mapping
 from windtunnel.probe.tolerance import Tolerance
 from windtunnel.probe.verdict import Findings
 from windtunnel.report.compare_csv import CsvReport
 from windtunnel.report.compare_file import compare_text
-from windtunnel.report.compare_page import compare_page
+from windtunnel.report.compare_page import PrecisionPage
 from windtunnel.report.compare_result import CompareResult
 from windtunnel.report.compare_table import render_compare
 
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare step by step; print the verdict; 3 if there is a difference."""
     if args.out is not None and not (args.json or args.csv or args.html):
         raise UsageError("--out says where, but not what", hint="add --json, --csv or --html")
-    findings, curves = Findings(), []
+    findings, page = Findings(), PrecisionPage()
     with _destination(args) as stream, _progress() as on_progress:
         csv = CsvReport(stream) if stream is not None else None
         tolerance = Tolerance(args.fail_over, args.exact)
@@ -88,15 +87,13 @@ def run(args: argparse.Namespace) -> int:
         for found in compare_dumps(args.a, args.b, tolerance, on_progress, findings.notes.append, mapping):
             findings.add(found)
             if args.html:
-                curves.append(error_curve(found))
+                page.add(found)
             if csv is not None:
                 csv.add(found)
         if csv is not None:
             csv.close()
-    result = CompareResult(
-        __version__, str(args.a), str(args.b), args.fail_over, args.exact, findings, tuple(curves)
-    )
-    _show(args, result)
+    result = CompareResult(__version__, str(args.a), str(args.b), args.fail_over, args.exact, findings)
+    _show(args, result, page)
     return 0 if findings.is_equal else _DIFFERENT
 
 
@@ -110,15 +107,15 @@ def _tolerance(text: str) -> float:
     return value
 
 
-def _show(args: argparse.Namespace, result: CompareResult) -> None:
+def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) -> None:
     if args.json:
         if args.out is None:
             sys.stdout.write(compare_text(result))
             return
-        _write(args.out, compare_text(result))
-    page = args.out or Path(_PAGE)
+        _write(args.out, compare_text(result).encode("utf-8", "backslashreplace"))
+    path = args.out or Path(_PAGE)
     if args.html:
-        _write(page, compare_page(result))
+        _write(path, page.finish(result))
     console = Console(stderr=args.csv and args.out is None, highlight=False)
     with console.capture() as captured:
         console.print(render_compare(result))
@@ -127,7 +124,9 @@ def _show(args: argparse.Namespace, result: CompareResult) -> None:
     console.file.write(captured.get().encode(encoding, "replace").decode(encoding))
     names = f"{shlex.quote(str(args.a))} {shlex.quote(str(args.b))}"
     if args.html:
-        next_step = f"open {shlex.quote(str(page))} in a browser   (the error of every call, in order)"
+        next_step = (
+            f"open {shlex.quote(str(path))} in a browser   (the module tree, and the error of every call)"
+        )
     elif result.findings.is_equal and not args.exact and result.findings.n_rounding:
         next_step = f"windtunnel compare {names} --exact   (where does rounding begin?)"
     elif args.csv:
@@ -150,9 +149,9 @@ def _destination(args: argparse.Namespace) -> Iterator[BinaryIO | None]:
             yield stream
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     with _whole_file(path) as stream:
-        stream.write(text.encode("utf-8", "backslashreplace"))
+        stream.write(content)
 
 
 @contextmanager

@@ -12,15 +12,19 @@ from typing import Any
 from windtunnel.probe.verdict import Divergence
 from windtunnel.report.compare_result import JUDGED, CompareResult, headline, rule
 
-__all__ = ["SCHEMA", "compare_text"]
+__all__ = ["SCHEMA", "compare_document", "compare_text"]
 
 SCHEMA = 1
 
 
 def compare_text(result: CompareResult) -> str:
     """Strict JSON: an infinite error is the text "inf", one that is not known null."""
+    return json.dumps(compare_document(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def compare_document(result: CompareResult) -> dict[str, Any]:
     found = result.findings
-    document = {
+    return {
         "schema": SCHEMA,
         "windtunnel": result.windtunnel,
         "a": result.a,
@@ -44,7 +48,6 @@ def compare_text(result: CompareResult) -> str:
         "largest_rounding": found.max_rounding,
         "notes": found.notes,
     }
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _divergence(first: Divergence) -> dict[str, Any]:

@@ -1,147 +1,158 @@
-"""The result of a comparison as one HTML page: the error of every call in order, and where it begins.
+"""The result of a comparison as one page: the module tree, the error of every call, the values of both sides.
 
-CompareResult ──> compare_page ──> text of a page without scripts, fonts or files from elsewhere
+    RankComparison, one by one ──> PrecisionPage.add ──┐
+    CompareResult ─────────────────────────────────────┴──> PrecisionPage.finish ──> bytes of a page
+
+The tree counts every value. What is told value by value is limited, however large the dumps, and the page says so.
 """
 
 from __future__ import annotations
 
-import math
-from html import escape
+from typing import Any
 
-from windtunnel.probe.error_curve import PHASES, ErrorCurve
-from windtunnel.probe.verdict import Divergence
-from windtunnel.report.compare_result import JUDGED, CompareResult, counts, headline, rule
+import numpy as np
 
-__all__ = ["compare_page"]
+from windtunnel.probe.call_states import BOTH, PHASES, CallStates, call_states
+from windtunnel.probe.comparison import RankComparison
+from windtunnel.probe.module_tree import ModuleTree, module_tree
+from windtunnel.report.compare_file import compare_document
+from windtunnel.report.compare_result import CompareResult, counts, headline, rule
+from windtunnel.report.page_columns import pack
+from windtunnel.report.page_values import EVIDENCE_WORDS, chosen_calls, packed_texts, value_columns
+from windtunnel.report.web_page import page_bytes
 
-_WIDTH, _HEIGHT = 1000, 260
-_LEFT, _TOP, _BOTTOM = 56, 12, 24
-_LOWEST, _HIGHEST = -9, 1  # powers of ten; equal lies below, infinite at the top
-_MOST_CURVES = 12
-_NAMED = 400  # points with a name to point at
+__all__ = ["PrecisionPage"]
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2330; --faint: #8a93a5; --line: #d9dde5; --bad: #b00020;
-  --forward: #2b6cb0; --backward: #c05621; --optimizer: #2f855a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --faint: #9aa3b5; --line: #3a4150; --bad: #ff7b8a;
-  --forward: #63a4e8; --backward: #f0955c; --optimizer: #62c38f; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1060px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.3em; overflow-wrap: anywhere; } h1.bad { color: var(--bad); } h2 { font-size: 1em; margin-top: 2em; }
-table { border-collapse: collapse; font-size: .9em; } td, th { padding: .15em .9em .15em 0; text-align: left; }
-th { border-bottom: 1px solid var(--line); } tr.different td { color: var(--bad); font-weight: 600; }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em; } pre { overflow-x: auto; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--faint); }
-.grid { stroke: var(--line); } .mark { stroke: var(--bad); stroke-dasharray: 4 3; } svg text.mark-text { fill: var(--bad); }
-.forward { fill: var(--forward); } .backward { fill: var(--backward); } .optimizer { fill: var(--optimizer); }
-.lone { stroke: var(--faint); }
-"""
+_MOST_VALUES = 90_000  # about 100 bytes each in the page
+_MOST_CALLS = 40_000
+_MOST_PARTS = 64  # steps and ranks with a tree of their own
+_LEAST_VALUES = 200  # of every part: the place where it begins
+_MOST_STACKS = 200
 
 
-def compare_page(result: CompareResult) -> str:
-    """A whole page."""
-    first = result.findings.first
-    title = headline(result)
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1{' class=bad' if first is not None else ''}>{escape(title)}</h1>",
+class PrecisionPage:
+    """Takes what it needs of one step and rank after the other."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, Any]] = []
+        self._values_left, self._calls_left = _MOST_VALUES, _MOST_CALLS
+        self._n_left_out = 0  # parts
+
+    def add(self, found: RankComparison) -> None:
+        if len(self._parts) >= _MOST_PARTS:
+            self._n_left_out += 1
+            return
+        states = call_states(found)
+        # Half of what is left, so that later steps and ranks get something too.
+        most_values = max(
+            _LEAST_VALUES, self._values_left // 2 if self._parts else self._values_left * 2 // 3
+        )
+        most_calls = max(_LEAST_VALUES, self._calls_left // 2)
+        places, told = chosen_calls(found, states, most_values, most_calls)
+        values = value_columns(found, places, told)
+        self._values_left = max(0, self._values_left - values["n"])
+        self._calls_left = max(0, self._calls_left - len(places))
+        tree = module_tree(states, _parents(found))
+        self._parts.append(_part(found, states, tree, places, told, values))
+
+    def finish(self, result: CompareResult) -> bytes:
+        document = {
+            "kind": "precision",
+            "title": f"{_short(result.a)} and {_short(result.b)}",
+            "made_by": f"windtunnel {result.windtunnel}",
+            "headline": headline(result),
+            "is_equal": result.findings.is_equal,
+            "counts_sentence": counts(result),
+            "rule": rule(result),
+            "compare": compare_document(result),
+            "phases": list(PHASES),
+            "evidence": list(EVIDENCE_WORDS),
+            "parts": self._parts,
+            "n_parts_left_out": self._n_left_out,
+        }
+        return page_bytes("precision", document)
+
+
+def _short(path: str) -> str:
+    return path.rstrip("/").replace("\\", "/").rpartition("/")[2] or path
+
+
+def _parents(found: RankComparison) -> list[str | None]:
+    """The module each call ran in, where the dump tells."""
+    a, b = found.a.parents(), found.b.parents()
+    return [
+        a.get(found.name(place)) if entry >= 0 else b.get(found.name(place))
+        for place, entry in enumerate(found.match.entry_a.tolist())
     ]
-    if first is not None:
-        parts += [f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in first.sentences]
-        parts += [f"<p>At <code>{escape(first.line)}</code></p>"] if first.line else []
-    parts.append(f"<p>{escape(counts(result))} Different means {escape(rule(result))}.</p>")
-    parts += [f"<p>Note: {escape(note)}.</p>" for note in result.findings.notes]
-    parts.append(f"<p>A: <code>{escape(result.a)}</code><br>B: <code>{escape(result.b)}</code></p>")
-    for curve in result.curves[:_MOST_CURVES]:
-        parts.append(_figure(curve, first))
-    if len(result.curves) > _MOST_CURVES:
-        parts.append(f"<p>(and {len(result.curves) - _MOST_CURVES} more steps and ranks)</p>")
-    if first is not None:
-        parts += [_table(first), _stack(first)]
-    parts.append(f"<p><small>windtunnel {escape(result.windtunnel)}</small></p></body></html>\n")
-    return "\n".join(parts)
 
 
-def _figure(curve: ErrorCurve, first: Divergence | None) -> str:
-    names = [curve.area] if curve.area else []
-    names += [f"step {curve.step}"] if curve.step is not None else []
-    names += [f"rank {curve.rank}"] if curve.rank is not None else []
-    legend = " ".join(f"<tspan class='{phase}'>&#9679; {phase}</tspan>" for phase in PHASES)
-    body = [*_axes(curve), *_points(curve)]
-    is_here = first is not None and (first.area, first.step, first.rank) == (
-        curve.area,
-        curve.step,
-        curve.rank,
-    )
-    if first is not None and is_here:
-        x = _x(first.place, curve.n_places)
-        anchor = "end" if x > _WIDTH / 2 else "start"
-        body.append(f"<line class='mark' x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP}' y2='{_HEIGHT - _BOTTOM}'/>")
-        body.append(
-            f"<text class='mark-text' x='{x + (-5 if anchor == 'end' else 5):.1f}' y='{_TOP + 10}' "
-            f"text-anchor='{anchor}'>{escape(first.item)}</text>"
-        )
-    return (
-        f"<h2>Relative error of every call, as executed{': ' + ', '.join(names) if names else ''}</h2>"
-        f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='error per call'>{''.join(body)}"
-        f"<text x='{_WIDTH}' y='{_HEIGHT - 4}' text-anchor='end'>{legend} | only on one side</text></svg>"
-    )
+def _part(
+    found: RankComparison,
+    states: CallStates,
+    tree: ModuleTree,
+    places: np.ndarray,
+    told: np.ndarray,
+    values: dict[str, Any],
+) -> dict[str, Any]:
+    n = len(states.state)
+    n_values = int(states.counts[states.side == BOTH].sum())
+    return {
+        "area": found.pair.area,
+        "step": found.pair.step,
+        "rank": found.pair.rank,
+        "n_calls": n,
+        "n_values": n_values,
+        "n_told": values["n"],
+        "first": states.first,
+        "is_whole_tree": tree.is_whole,
+        "nodes": {
+            "names": packed_texts(list(tree.names)),
+            "classes": packed_texts(list(tree.class_names)),
+            "kind": pack(tree.kinds),
+            "parent": pack(tree.parents),
+            "equal": pack(tree.counts[:, 0]),
+            "rounding": pack(tree.counts[:, 1]),
+            "different": pack(tree.counts[:, 2]),
+            "one_sided": pack(tree.counts[:, 3]),
+            "error": pack(tree.error.astype(np.float64)),
+            "calls": pack(tree.n_calls),
+            "begins": pack(tree.n_begins),
+            "first": pack(tree.first),
+        },
+        "calls": {
+            "names": packed_texts([found.name(place) for place in places.tolist()]),
+            "place": pack(places, is_rising=True),
+            "node": pack(tree.node_of_call[places]),
+            "phase": pack(states.phase[places]),
+            "side": pack(states.side[places]),
+            "state": pack(states.state[places]),
+            "error": pack(states.error[places].astype(np.float64)),
+            "begins": pack(states.begins[places]),
+            "is_told": pack(told),
+        },
+        "names_in_b": _names_in_b(found, places),
+        "stacks": _stacks(found, states, places),
+        "values": values,
+    }
 
 
-def _axes(curve: ErrorCurve) -> list[str]:
-    lines = []
-    for power in range(_LOWEST + 1, _HIGHEST, 2):
-        y = _y(10.0**power)
-        lines.append(f"<line class='grid' x1='{_LEFT}' x2='{_WIDTH}' y1='{y:.1f}' y2='{y:.1f}'/>")
-        lines.append(f"<text x='{_LEFT - 6}' y='{y + 4:.1f}' text-anchor='end'>1e{power}</text>")
-    lines.append(f"<text x='{_LEFT - 6}' y='{_y(0.0) + 4:.1f}' text-anchor='end'>equal</text>")
-    lines.append(f"<text x='{_LEFT}' y='{_HEIGHT - 4}'>{curve.n_places:,} calls</text>")
-    return lines
+def _names_in_b(found: RankComparison, places: np.ndarray) -> dict[str, str]:
+    """Index of a call -> what B calls it, where that is something else."""
+    names = {}
+    for index, place in enumerate(places.tolist()):
+        i, j = int(found.match.entry_a[place]), int(found.match.entry_b[place])
+        if i >= 0 and j >= 0 and found.a.columns.entries[i] != found.b.columns.entries[j]:
+            names[str(index)] = found.b.columns.entries[j]
+    return names
 
 
-def _points(curve: ErrorCurve) -> list[str]:
-    named = set(sorted(range(len(curve.place)), key=lambda i: -curve.error[i])[:_NAMED])
-    points = []
-    for i, (place, error) in enumerate(zip(curve.place.tolist(), curve.error.tolist(), strict=True)):
-        title = f"<title>{escape(curve.names[i])}: {error:.2g}</title>" if i in named else ""
-        radius = 2.6 if curve.is_different[i] else 1.8
-        points.append(
-            f"<circle class='{PHASES[curve.phase[i]]}' cx='{_x(place, curve.n_places):.1f}' cy='{_y(error):.1f}' "
-            f"r='{radius}'>{title}</circle>"
-        )
-    bottom = _HEIGHT - _BOTTOM
-    for place in curve.lone.tolist():
-        x = _x(place, curve.n_places)
-        points.append(f"<line class='lone' x1='{x:.1f}' x2='{x:.1f}' y1='{bottom}' y2='{bottom - 10}'/>")
-    return points
-
-
-def _x(place: int, n_places: int) -> float:
-    return _LEFT + 6 + (_WIDTH - _LEFT - 12) * place / max(1, n_places - 1)
-
-
-def _y(error: float) -> float:
-    if error <= 0:
-        power = float(_LOWEST)
-    else:
-        power = min(max(math.log10(error), _LOWEST + 0.5), _HIGHEST) if math.isfinite(error) else _HIGHEST
-    share = (power - _LOWEST) / (_HIGHEST - _LOWEST)
-    return _HEIGHT - _BOTTOM - 6 - share * (_HEIGHT - _TOP - _BOTTOM - 6)
-
-
-def _table(first: Divergence) -> str:
-    rows = []
-    for row in first.rows:
-        error = "" if math.isnan(row.error) else f"{row.error:.2g}"
-        cells = (row.name, row.role, row.a, row.b, error, JUDGED[row.judged])
-        rows.append(
-            f"<tr class='{JUDGED[row.judged]}'>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        )
-    head = "".join(f"<th>{name}</th>" for name in ("value", "role", "A (norm)", "B (norm)", "error", "is"))
-    return f"<h2>Around the place</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-def _stack(first: Divergence) -> str:
-    if not first.frames:
-        return ""
-    return f"<h2>Call stack, innermost first</h2><pre>{escape(chr(10).join(first.frames))}</pre>"
+def _stacks(found: RankComparison, states: CallStates, places: np.ndarray) -> dict[str, list[str]]:
+    """Of the calls where a difference begins, the first ones."""
+    stacks: dict[str, list[str]] = {}
+    for index in np.flatnonzero(states.begins[places])[:_MOST_STACKS].tolist():
+        place = int(places[index])
+        side = found.a if found.match.entry_a[place] >= 0 else found.b
+        frames = [" ".join(frame.split()) for frame in side.stack_of(found.name(place))]
+        if frames:
+            stacks[str(index)] = frames
+    return stacks

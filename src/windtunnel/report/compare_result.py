@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.probe.error_curve import ErrorCurve
 from windtunnel.probe.verdict import Divergence, Findings
 
 __all__ = ["JUDGED", "CompareResult", "counts", "headline", "rule", "where"]
@@ -23,7 +22,6 @@ class CompareResult:
     fail_over: float | None
     is_exact: bool
     findings: Findings
-    curves: tuple[ErrorCurve, ...] = ()
 
 
 def headline(result: CompareResult) -> str:
