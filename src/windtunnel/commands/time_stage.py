@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class Timed:
     time: TimeResult
     ranks: dict[int, RankTimeResult]
     step_us: dict[int, float]  # of every rank that was timed
+    trace: dict[str, Any] | None = None  # a step of some ranks, as the page shows it
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,8 @@ def time_run(
     profiles = {rank: _profile(each) for rank, each in ranks.items()}
     result = _summary(request, world, time, ranks, profiles, representative)
     result = replace(result, source=source.description, network=_words(network) if network else "")
-    played = {rank: each.recording for rank, each in ranks.items() if rank in world.ranks}
-    flops = {rank: [cost.flops for cost in ranks[rank].costs.costs] for rank in played}
-    traces = write_traces(request, played, flops, world, results, tell)
+    flops = {rank: [cost.flops for cost in each.costs.costs] for rank, each in ranks.items()}
+    traces = write_traces(request, recordings, flops, world, results, result.slowest_rank, tell)
     result = replace(result, notes=(*result.notes, *source.notes, *traces.notes))
     times = {rank: replace(time.ranks[player], rank=rank) for rank, player in world.image.items()}
     timed = {
@@ -94,7 +95,8 @@ def time_run(
         for rank, profile in profiles.items()
         if rank in times
     }
-    return Timed(result, timed, {rank: each.step_seconds * 1e6 for rank, each in times.items()})
+    step_us = {rank: each.step_seconds * 1e6 for rank, each in times.items()}
+    return Timed(result, timed, step_us, traces.page)
 
 
 def _recordings(request: RunRequest, results: Mapping[int, RankResult]) -> dict[int, Recording]:

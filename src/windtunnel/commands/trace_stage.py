@@ -1,23 +1,26 @@
 """Write the traces of a timed run: one for each of a few ranks, and those ranks side by side.
 
-WorldTimeline, recordings ──> rank{R}/trace_view.json, trace_view.json, trace.html
+WorldTimeline, recordings ──> rank{R}/trace_view.json, trace_view.json, trace.html, and what report.html shows
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from windtunnel.cluster.stages import stages_around
 from windtunnel.cluster.timeline import WorldTimeline
 from windtunnel.commands.request import RunRequest
 from windtunnel.events.model import Recording
 from windtunnel.report.result import RankResult
 from windtunnel.report.trace_file import write_merged_trace, write_trace
-from windtunnel.report.trace_page import trace_page
+from windtunnel.report.trace_page import trace_document, trace_page
 
 __all__ = ["Traces", "WrittenTrace", "write_traces"]
 
 _MOST_RANKS = 4  # that get a trace of their own unless they are named
+_MOST_STAGES = 8  # under each other in the page of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class WrittenTrace:
 class Traces:
     ranks: Mapping[int, WrittenTrace]
     notes: tuple[str, ...] = ()
+    page: dict[str, Any] | None = None  # what the page of the run shows of them
 
     def of(self, rank: int) -> WrittenTrace:
         return self.ranks.get(rank, WrittenTrace())
@@ -41,10 +45,11 @@ def write_traces(
     flops: Mapping[int, Sequence[int]],  # of each rank's signatures
     world: WorldTimeline,
     results: Mapping[int, RankResult],
+    slowest: int | None,
     tell: Callable[[str], None],
 ) -> Traces:
     """Write what was asked for; a full disk costs the traces, not the run."""
-    chosen, notes = _chosen(request, recordings)
+    chosen, notes = _chosen(request, [rank for rank in recordings if rank in world.ranks])
     written: dict[int, WrittenTrace] = {}
     try:
         for rank in chosen:
@@ -69,10 +74,37 @@ def write_traces(
             trace_page(request.folder / "trace.html", pairs, memories=memories)
     except OSError as error:
         notes.append(f"not every trace could be written: {error.strerror or error}")
-    return Traces(written, tuple(notes))
+    return Traces(written, tuple(notes), _for_page(request, recordings, world, results, slowest, chosen))
 
 
-def _chosen(request: RunRequest, recordings: Mapping[int, Recording]) -> tuple[list[int], list[str]]:
+def _for_page(
+    request: RunRequest,
+    recordings: Mapping[int, Recording],
+    world: WorldTimeline,
+    results: Mapping[int, RankResult],
+    slowest: int | None,
+    chosen: Sequence[int],
+) -> dict[str, Any] | None:
+    """The stages of the slowest pipeline, where bubbles show; else the ranks that have traces."""
+    if not request.writes_page:
+        return None
+    ranks = list(chosen)
+    if request.trace_ranks is None and slowest is not None:
+        stages = stages_around(slowest, world.ranks, request.world_size)
+        ranks = _spread(stages, _MOST_STAGES) if len(stages) > 1 else ranks
+    timelines = [world.ranks[rank] for rank in ranks]
+    shown = [results[timeline.program.rank].timeline for timeline in timelines]
+    return trace_document([(recordings[each.program.rank], each) for each in timelines], memories=shown)
+
+
+def _spread(ranks: Sequence[int], most: int) -> list[int]:
+    """Some of them from all over, the first and the last among them."""
+    if len(ranks) <= most:
+        return list(ranks)
+    return [ranks[i * (len(ranks) - 1) // (most - 1)] for i in range(most)]
+
+
+def _chosen(request: RunRequest, recordings: Sequence[int]) -> tuple[list[int], list[str]]:
     ranks = sorted(recordings)
     if request.trace_ranks is not None:
         missing = [rank for rank in request.trace_ranks if rank not in recordings]
@@ -80,7 +112,6 @@ def _chosen(request: RunRequest, recordings: Mapping[int, Recording]) -> tuple[l
         return [rank for rank in request.trace_ranks if rank in recordings], notes
     if len(ranks) <= _MOST_RANKS:
         return ranks, []
-    spread = [ranks[i * (len(ranks) - 1) // (_MOST_RANKS - 1)] for i in range(_MOST_RANKS)]  # of all stages
-    return spread, [
+    return _spread(ranks, _MOST_RANKS), [
         f"traces were written of {_MOST_RANKS} of {len(ranks)} simulated ranks: choose others with --trace-ranks"
     ]

@@ -15,11 +15,20 @@ from windtunnel.cluster.program import LaneKind, RankTimeline, Work
 from windtunnel.report.trace_labels import ElementLabels
 from windtunnel.report.trace_model import Slices, Track, join_slices, to_ns
 
-__all__ = ["HOST_ORDER", "PER_LANE", "STREAM_ORDER", "TIMED", "LaneSlices", "host_spans", "lane_slices"]
+__all__ = [
+    "COMMUNICATION_ORDER",
+    "HOST_ORDER",
+    "PER_LANE",
+    "STREAM_ORDER",
+    "TIMED",
+    "LaneSlices",
+    "host_spans",
+    "lane_slices",
+]
 
 TIMED = (Work.KERNEL, Work.COLLECTIVE, Work.SEND, Work.RECEIVE)  # they happen elsewhere than on the host
 PER_LANE = 100  # room in the order of tracks for what happens at once
-HOST_ORDER, STREAM_ORDER, _COMMUNICATION_ORDER = 1_000, 100_000, 10_000_000
+HOST_ORDER, STREAM_ORDER, COMMUNICATION_ORDER = 1_000, 100_000, 10_000_000
 _JITTER_NS = 2  # sums of the same seconds in another order differ by less
 _NEVER_WAIT = (Work.KERNEL, Work.HOST, Work.RECORD_EVENT, Work.STEP)
 _NO_SLICE = -1
@@ -70,7 +79,7 @@ def lane_slices(timeline: RankTimeline, chosen: np.ndarray, labels: ElementLabel
         held = _Held(elements, start, end, labels.device(elements))
         order = STREAM_ORDER + number * PER_LANE
         if lane.kind == LaneKind.COMMUNICATION:
-            order += _COMMUNICATION_ORDER - STREAM_ORDER
+            order += COMMUNICATION_ORDER - STREAM_ORDER
             ready = np.minimum(to_ns(timeline.ready[elements]), start)
             held = replace(held, ready=ready, wait_label=labels.waiting(elements))
         elif not program.is_synchronous:

@@ -1,8 +1,10 @@
 """A page that shows a trace: one HTML file that asks nothing of the network.
 
-    Trace ──> columns as JSON, inside the page ──> templates/trace.{html,css,js} ──> a file any browser opens
+    Trace ──> columns as JSON ──┬──> templates/trace.html ──> a file any browser opens
+                                └──> packed, for the page of the whole run
 
-Text from the program is data: it stands in the JSON, and the script of the page writes it as text only.
+The script that draws it, templates/page/trace.js, is the same in both. Text from the program is data: it stands in the JSON,
+and the script writes it as text only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -17,13 +20,21 @@ import orjson
 from windtunnel.cluster.program import RankTimeline
 from windtunnel.events.model import Recording
 from windtunnel.memory.analysis import Timeline
+from windtunnel.report.page_columns import pack
 from windtunnel.report.trace_file import merged_trace
-from windtunnel.report.trace_model import Trace
+from windtunnel.report.trace_lanes import COMMUNICATION_ORDER, HOST_ORDER, STREAM_ORDER
+from windtunnel.report.trace_model import Label, Trace, Track
+from windtunnel.report.trace_rank import last_whole_step
 
-__all__ = ["PAGE_EVENTS", "TracePage", "trace_page"]
+__all__ = ["PAGE_EVENTS", "TracePage", "trace_document", "trace_page"]
 
 PAGE_EVENTS = 120_000  # a page of some megabytes that is drawn without delay
 _TEMPLATES = Path(__file__).parent / "templates"
+_STYLES = ("page/page.css", "page/view_trace.css", "trace.css")
+_SCRIPTS = ("words.js", "columns.js", "trace_tracks.js", "trace.js", "trace_begin.js")
+_PART_EVENTS = 45_000  # of the page of a whole run: about 30,000 slices, and arrows
+_PART_BYTES = 3_000_000
+_COLUMNS = ("start", "length", "label")  # of a track
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,10 @@ def trace_page(
 ) -> TracePage:
     """Write a page of some ranks, thinned where they are too much for it."""
     trace = merged_trace(ranks, memories=memories, step=step, max_events=max_events)
-    parts = {
-        name: (_TEMPLATES / f"trace.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")
-    }
-    page = parts["html"].replace("{{style}}", parts["css"]).replace("{{script}}", parts["js"])
+    style = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in _STYLES)
+    script = "".join((_TEMPLATES / "page" / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    page = (_TEMPLATES / "trace.html").read_text(encoding="utf-8")
+    page = page.replace("{{style}}", style).replace("{{script}}", script)
     before, after = page.split("{{data}}")
     # In a script element only "<" could end it or open a comment.
     data = orjson.dumps(_document(trace)).replace(b"<", b"\\u003c")
@@ -58,7 +69,34 @@ def trace_page(
     return TracePage(len(trace.slices), trace.n_left_out, len(text), trace.left_out)
 
 
-def _document(trace: Trace) -> dict[str, object]:
+def trace_document(
+    ranks: Sequence[tuple[Recording, RankTimeline]], memories: Sequence[Timeline | None] = ()
+) -> dict[str, object] | None:
+    """The last whole step of some ranks, thinned to a part of a page; None if there is nothing to show."""
+    if not ranks:
+        return None
+    step, n_events = last_whole_step(*ranks[0]), _PART_EVENTS
+    while True:
+        trace = merged_trace(ranks, memories=memories, step=step, max_events=n_events)
+        if not len(trace.slices):
+            return None
+        document = _packed(_document(trace)) | {"step": step}
+        # What a slice says may be long: then fewer of them.
+        if len(orjson.dumps(document)) <= _PART_BYTES or n_events < 1000:
+            return document
+        n_events //= 2
+
+
+def _packed(document: dict[str, Any]) -> dict[str, object]:
+    tracks = [track | {name: pack(track[name]) for name in _COLUMNS} for track in document["tracks"]]
+    counters = [
+        each | {name: pack(each[name]) for name in ("time", "value")} for each in document["counters"]
+    ]
+    arrows = {name: pack(numbers) for name, numbers in document["arrows"].items()}
+    return document | {"tracks": tracks, "counters": counters, "arrows": arrows}
+
+
+def _document(trace: Trace) -> dict[str, Any]:
     trace = _with_used_labels(trace)
     order = sorted(range(len(trace.tracks)), key=lambda i: (trace.tracks[i].rank, trace.tracks[i].order))
     return {
@@ -83,9 +121,18 @@ def _document(trace: Trace) -> dict[str, object]:
 
 
 def _with_used_labels(trace: Trace) -> Trace:
+    """Labels that a slice has, each once: ranks that do the same work say the same."""
     used, label = np.unique(trace.slices.label, return_inverse=True)
-    slices = replace(trace.slices, label=label.astype(np.int32))
-    return replace(trace, labels=tuple(trace.labels[i] for i in used.tolist()), slices=slices)
+    numbers: dict[bytes, int] = {}
+    labels: list[Label] = []
+    table = np.zeros(len(used), np.int32)
+    for place, old in enumerate(used.tolist()):
+        mine = trace.labels[old]
+        table[place] = numbers.setdefault(orjson.dumps((mine.name, mine.category, mine.args)), len(labels))
+        if table[place] == len(labels):
+            labels.append(mine)
+    slices = replace(trace.slices, label=table[label])
+    return replace(trace, labels=tuple(labels), slices=slices)
 
 
 def _track(trace: Trace, number: int) -> dict[str, object]:
@@ -97,12 +144,22 @@ def _track(trace: Trace, number: int) -> dict[str, object]:
     return {
         "rank": track.rank,
         "name": track.name.encode("utf-8", "replace").decode(),
+        "kind": _kind(track),
         "first": first,
         "start": _steps(slices.start_ns[here]),
         "length": (slices.end_ns[here] - slices.start_ns[here]).tolist(),
         "label": slices.label[here].tolist(),
         "merged": dict(zip(map(str, merged.tolist()), slices.n_merged[here][merged].tolist(), strict=True)),
     }
+
+
+def _kind(track: Track) -> str:
+    """What the row of a track is about."""
+    if track.is_nested:
+        return "phases" if track.order < HOST_ORDER else "modules"
+    if track.order < STREAM_ORDER:
+        return "host"
+    return "stream" if track.order < COMMUNICATION_ORDER else "communication"
 
 
 def _steps(times: np.ndarray) -> list[int]:
