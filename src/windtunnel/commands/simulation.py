@@ -127,7 +127,7 @@ def summarise(
     details: Mapping[int, dict[str, Any]] | None = None,
 ) -> Simulation:
     """Put the ranks together, time them at level 3, and write report.json and the page whatever happened to them."""
-    findings, time = _timed(request, findings, representative, mismatches, tell)
+    findings, time, trace = _timed(request, findings, representative, mismatches, tell)
     results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
     device = DeviceResult(request.device.id, request.device.memory_bytes)
     result = RunResult(
@@ -146,7 +146,7 @@ def summarise(
         codes.append(CANNOT_RECORD)
     if request.writes_page:
         tell("writing the page")
-        note = write_run_page(request, result, details or {})
+        note = write_run_page(request, result, details or {}, trace)
         if note is not None:
             result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
     return Simulation(result, tuple(codes))
@@ -162,21 +162,21 @@ def _timed(
     representative: Mapping[int, int],
     mismatches: tuple[Mismatch, ...],
     tell: Tell,
-) -> tuple[Mapping[int, Finding], TimeResult | None]:
+) -> tuple[Mapping[int, Finding], TimeResult | None, dict[str, Any] | None]:
     """Add what level 3 finds; ranks that would wait for ever have no time."""
     if request.level < 3 or mismatches:
-        return findings, None
+        return findings, None, None
     results = {rank: finding.result for rank, finding in findings.items()}
     timed = time_run(request, results, representative, tell)
     if timed is None:
-        return findings, None
+        return findings, None, None
     changed = {
         rank: replace(
             f, result=replace(f.result, time=timed.ranks.get(rank), step_time_us=timed.step_us.get(rank))
         )
         for rank, f in findings.items()
     }
-    return changed, timed.time
+    return changed, timed.time, timed.trace
 
 
 def _mesh(request: RunRequest, findings: Mapping[int, Finding]) -> tuple[MeshAxis, ...]:
