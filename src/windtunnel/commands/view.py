@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from windtunnel.commands.compare_pages import comparison_page, is_run_folder, precision_page
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import REPORT, read_carefully, saved_page
 from windtunnel.errors import UsageError
@@ -52,8 +53,6 @@ def run(args: Namespace) -> int:
 
 def _pair(a: Path, b: Path) -> tuple[bytes, str]:
     """The page of two, and what a terminal says of them."""
-    from windtunnel.commands.compare_pages import comparison_page, is_run_folder, precision_page
-
     for path in (a, b):
         if not path.exists():
             raise UsageError(f"there is no {path}", hint="name two folders of runs, or two dumps")

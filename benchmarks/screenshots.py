@@ -1,0 +1,174 @@
+"""Pictures of every view of the report page, for README and docs, taken by a browser without a window.
+
+    runs of the examples ──> their pages ──> Chromium ──> docs/images/report-VIEW-{light,dark}.png
+
+`make screenshots`; while working on a view: `python -m benchmarks.screenshots --reuse memory`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tests.report.browser import complaints, open_browser
+from windtunnel.commands.compare_pages import comparison_page, precision_page
+
+_ROOT = Path(__file__).parents[1]
+_IMAGES = _ROOT / "docs" / "images"
+_WORK = _ROOT / "windtunnel-out" / "screenshots"
+_WIDTH, _HEIGHT, _TALLEST = 1280, 720, 1000
+_COLOURS = 128  # a page has few; a third of the bytes
+
+_READY = """
+const done = arguments[arguments.length - 1];
+(async () => {
+  while (!window.windtunnel) await new Promise((next) => setTimeout(next, 20));
+  await windtunnel.ready();
+  requestAnimationFrame(() => requestAnimationFrame(done));
+})();
+"""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One view of one page; `act` is done to it first."""
+
+    name: str
+    page: str
+    view: str = ""
+    act: Callable[[Any], None] | None = None
+
+
+# -- the pages -------------------------------------------------------------------------------------------------
+
+
+def world(recompute: bool = False) -> Path:
+    """Qwen2.5-7B on 16 cards of 40 GB: tensor 2 x pipeline 4 x data 2."""
+    folder = _WORK / ("world-recompute" if recompute else "world")
+    launch = f"{sys.executable} -m windtunnel.commands.main run --level 3 --device a100-40gb --world-size 16"
+    sizes = {"TP": "2", "PP": "4", "SEQ": "8192", "GLOBAL_BATCH": "16", "RECOMPUTE": str(int(recompute))}
+    script = ["sh", str(_ROOT / "examples" / "megatron" / "qwen25_7b.sh")]
+    return _made(folder, script, {"LAUNCH": f"{launch} --force --out {folder}", **sizes})
+
+
+def remat() -> Path:
+    folder = _WORK / "remat"
+    command = [*_windtunnel("remat"), "--device", "2080ti-11gb", "--force", "--out", str(folder)]
+    return _made(folder, [*command, str(_ROOT / "examples" / "resnet50.py"), "--batch", "200"])
+
+
+def comparison() -> Path:
+    return _written(_WORK / "comparison.html", comparison_page(world().parent, world(True).parent)[0])
+
+
+def precision() -> Path:
+    dumps = [_WORK / "dump_good", _WORK / "dump_bad"]
+    for dump, mistake in zip(dumps, ([], ["--mistake"]), strict=True):
+        if not dump.exists():
+            script = str(_ROOT / "examples" / "precision.py")
+            subprocess.run([sys.executable, script, "--dump", str(dump), *mistake], check=True)
+    return _written(_WORK / "precision.html", precision_page(*dumps)[0])
+
+
+def _windtunnel(*words: str) -> list[str]:
+    return [sys.executable, "-m", "windtunnel.commands.main", *words]
+
+
+def _made(folder: Path, command: list[str], more: dict[str, str] | None = None) -> Path:
+    page = folder / "report.html"
+    if not page.exists():
+        print(f"$ {' '.join(command)}", flush=True)
+        env = os.environ | {"PYTHONWARNINGS": "ignore"} | (more or {})
+        done = subprocess.run(command, cwd=_ROOT, env=env, stdout=subprocess.DEVNULL)
+        if done.returncode not in (0, 4):  # 4: does not fit, which is what a picture is to show
+            sys.exit(f"that ended with exit code {done.returncode}")
+    return page
+
+
+def _written(path: Path, page: bytes) -> Path:
+    path.write_bytes(page)
+    return path
+
+
+PAGES: dict[str, Callable[[], Path]] = {
+    "world": world,
+    "remat": remat,
+    "comparison": comparison,
+    "precision": precision,
+}
+SHOTS = (
+    Shot("overview", "world", "overview"),
+    Shot("memory", "world", "memory"),
+    Shot("peak", "world", "peak"),
+    Shot("allocator", "world", "allocator"),
+    Shot("time", "world", "time"),
+    Shot("warnings", "world", "warnings"),
+    Shot("remat", "remat", "remat"),
+    Shot("comparison", "comparison"),
+    Shot("precision", "precision"),
+)
+
+
+# -- the pictures ----------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.screenshots", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these pictures")
+    parser.add_argument("--reuse", action="store_true", help="take the runs of the last time")
+    args = parser.parse_args(argv)
+    if not args.reuse:
+        shutil.rmtree(_WORK, ignore_errors=True)
+    _WORK.mkdir(parents=True, exist_ok=True)
+    shots = [shot for shot in SHOTS if not args.names or shot.name in args.names]
+    pages = {name: PAGES[name]() for name in dict.fromkeys(shot.page for shot in shots)}
+    with open_browser(_WIDTH, _HEIGHT) as driver:
+        for shot in shots:
+            for theme in ("light", "dark"):
+                path = _IMAGES / f"report-{shot.name}-{theme}.png"
+                n_bytes = _take(driver, pages[shot.page], shot, theme, path)
+                print(f"{path.relative_to(_ROOT)}  {n_bytes / 1000:.0f} kB")
+        found = complaints(driver)
+    if found:
+        sys.exit("the pages complained: " + "; ".join(found))
+
+
+def _take(driver: Any, page: Path, shot: Shot, theme: str, path: Path) -> int:
+    driver.get("about:blank")  # the same address with another view would not load the page anew
+    _fit_window(driver, _HEIGHT)
+    driver.get(f"{page.as_uri()}#{shot.view}")
+    driver.execute_script(
+        "document.documentElement.dataset.theme = arguments[0]; dispatchEvent(new Event('resize'));", theme
+    )
+    driver.execute_async_script(_READY)
+    content = driver.execute_script("return Math.ceil(document.body.getBoundingClientRect().height)")
+    _fit_window(driver, max(_HEIGHT // 2, min(content, _TALLEST)))
+    driver.execute_async_script(_READY)
+    if shot.act is not None:
+        shot.act(driver)
+        driver.execute_async_script(_READY)
+    image = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path.stat().st_size
+
+
+def _fit_window(driver: Any, height: int) -> None:
+    """The part that shows the page is `height` high: a window has borders of its own."""
+    driver.set_window_size(_WIDTH, height)
+    lost = driver.execute_script("return [outerWidth - innerWidth, outerHeight - innerHeight]")
+    if any(lost):
+        driver.set_window_size(_WIDTH + lost[0], height + lost[1])
+
+
+if __name__ == "__main__":
+    main()
