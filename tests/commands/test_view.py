@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import numpy as np
@@ -68,6 +69,16 @@ def test_no_browser_is_opened_if_none_is_wanted_or_there_is_no_screen(
         monkeypatch.setenv(name, screen)
     assert main(["view", str(run_directory), *option]) == 0
     assert (len(shown[0]), shown[1]) == (1, [])
+
+
+def test_who_is_here_by_ssh_is_told_how_to_reach_it(run_directory, shown, capsys, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["view", str(run_directory)]) == 0
+    address, _, tunnel, *_ = capsys.readouterr().out.splitlines()
+    port = urlsplit(address).port
+    assert tunnel.startswith(f"from yours: ssh -N -L {port}:127.0.0.1:{port} ")
 
 
 def test_without_a_page_one_is_made_of_the_report(run_directory):

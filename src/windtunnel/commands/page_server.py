@@ -49,8 +49,12 @@ class PageServer(ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _OnePage)
 
     @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+    @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}{self.path}"
+        return f"http://127.0.0.1:{self.port}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 import threading
 import webbrowser
@@ -97,7 +98,11 @@ def _serve(page: Callable[[], bytes], what: str, opens: bool, text: str = "") ->
         print(server.address)
         if text:
             _print(text)
-        print(f"shows {what} to this machine only; Ctrl-C ends it", flush=True)
+        print(f"shows {what} to this machine only; Ctrl-C ends it")
+        if os.environ.get("SSH_CONNECTION") and not _has_screen():
+            tunnel = f"{server.port}:127.0.0.1:{server.port}"
+            print(f"from yours: ssh -N -L {tunnel} {socket.gethostname()}   (then open the address there)")
+        sys.stdout.flush()
         try:
             if opens and _has_screen():
                 # A browser may take its time to answer, and the page is wanted meanwhile.
