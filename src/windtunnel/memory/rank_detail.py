@@ -42,6 +42,7 @@ class Operators:
     """Rows that compute or communicate. `name` and `module` are numbers of texts."""
 
     row: np.ndarray
+    n_rows: np.ndarray  # since the operator before: this one's memory is taken in them
     name: np.ndarray
     module: np.ndarray
     frame: np.ndarray
@@ -109,7 +110,7 @@ def rank_detail(
         left_out.append(
             f"{n_left:,} of {len(at):,} allocations, the smallest that no peak holds, are only counted, not named"
         )
-    op_rows = _operators(recording, device, peak_rows[:1], most_allocations, left_out)
+    op_rows, op_lengths = _operators(recording, device, peak_rows[:1], most_allocations, left_out)
     texts = Texts()
     chosen = np.searchsorted(lives.birth, tape.id[at[kept]])
     frame = recording.columns["frame"]
@@ -129,7 +130,7 @@ def rank_detail(
         reserved_row=reserved_row,
         reserved_bytes=reserved_bytes,
         rest=_rest(tape, played, at, kept, role, peak_rows),
-        ops=_operator_columns(recording, op_rows, new_frames, texts),
+        ops=_operator_columns(recording, op_rows, op_lengths, new_frames, texts),
         phase_row=phase_row,
         phase=phase,
         step_row=step_row,
@@ -225,24 +226,26 @@ def _reserved(tape: AllocationTape, played: Replay, peak_rows: np.ndarray) -> tu
 
 def _operators(
     recording: Recording, device: int, peak_row: np.ndarray, most: int, left_out: list[str]
-) -> np.ndarray:
-    """Rows of operators; if there are too many, the step of the peak and the last ones."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of operators, and how many rows lead up to each; if too many, the peak's step and the last ones."""
     kind = recording.columns["kind"]
     is_op = ((kind == Kind.OP) | (kind == Kind.COLLECTIVE)) & (recording.columns["device"] == device)
     rows = np.flatnonzero(is_op)
+    lengths = np.diff(rows, prepend=-1)
     if len(rows) <= most:
-        return rows
+        return rows, lengths
     step = steps_of(recording, np.concatenate([rows, peak_row]))
     is_peak_step = step[: len(rows)] == step[-1] if len(peak_row) else np.zeros(len(rows), bool)
     order = np.lexsort((rows, is_peak_step))
     left_out.append(
         f"{len(rows) - most:,} of {len(rows):,} operators are not named: not of the last steps, nor of the peak's"
     )
-    return np.sort(rows[order[len(rows) - most :]])
+    kept = np.sort(order[len(rows) - most :])
+    return rows[kept], lengths[kept]
 
 
 def _operator_columns(
-    recording: Recording, rows: np.ndarray, new_frames: np.ndarray, texts: Texts
+    recording: Recording, rows: np.ndarray, lengths: np.ndarray, new_frames: np.ndarray, texts: Texts
 ) -> Operators | None:
     if len(rows) == 0:
         return None
@@ -253,6 +256,7 @@ def _operator_columns(
     paths = [texts(recording.name(m)) for m in modules.tolist()]
     return Operators(
         rows,
+        lengths,
         np.array(names)[signature],
         np.array(paths)[module],
         new_frames[columns["frame"][rows]],

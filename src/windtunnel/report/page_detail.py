@@ -58,6 +58,7 @@ def detail_document(detail: RankDetail) -> dict[str, Any]:
         "ops": ops
         and {
             "row": pack(ops.row, is_rising=True),
+            "rows": pack(ops.n_rows),
             "name": pack(ops.name),
             "module": pack(ops.module),
             "frame": pack(ops.frame),

@@ -26,11 +26,13 @@ _FIRST = ("words.js", "columns.js", "shell.js")
 # The views of a kind of page, in the order of their tabs.
 VIEWS = {
     "run": (
-        "overview.js", "rank_grid.js", "rank_map.js", "memory_bands.js", "memory.js", "flame.js", "allocator.js",
-        "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat.js", "warnings.js",
+        "overview.js", "rank_grid.js", "rank_map.js", "memory_bands.js", "memory_levels.js", "memory_paint.js",
+        "memory_moment.js", "memory_plot.js", "memory.js", "flame_tree.js", "flame.js", "allocator.js",
+        "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat_chart.js", "remat.js",
+        "warnings.js",
     ),
-    "comparison": ("comparison.js", "warnings.js"),
-    "precision": ("precision.js",),
+    "comparison": ("comparison_parts.js", "comparison.js"),
+    "precision": ("precision_data.js", "precision_tree.js", "precision_chart.js", "precision.js"),
 }  # fmt: skip
 
 

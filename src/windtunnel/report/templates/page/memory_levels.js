@@ -1,0 +1,185 @@
+// Arithmetic of the memory chart: how high each kind stands, and where the single allocations lie within it.
+//
+// A step function is {row, level}: from row[i] on it stands at level[i]; before the first row it is 0. A picture has
+// columns; each shows the highest moment of its rows, so no peak is lost between pixels.
+
+// All births and deaths in the order of rows: who[k] = i for the birth of allocation i, ~i for its death.
+function memoryChanges(detail) {
+  const { born, freed } = detail.allocations, n = born.length, rows = detail.rows;
+  const starts = new Uint32Array(rows + 2);
+  let deaths = 0;
+  for (let i = 0; i < n; i++) if (freed[i] < rows) { starts[freed[i] + 1]++; deaths++; }
+  for (let row = 1; row < starts.length; row++) starts[row] += starts[row - 1];
+  const dying = new Uint32Array(deaths);
+  for (let i = 0; i < n; i++) if (freed[i] < rows) dying[starts[freed[i]]++] = i;
+  const row = new Uint32Array(n + deaths), who = new Int32Array(n + deaths);
+  for (let i = 0, d = 0, k = 0; k < row.length; k++) {
+    if (d < deaths && (i >= n || freed[dying[d]] <= born[i])) { row[k] = freed[dying[d]]; who[k] = ~dying[d++]; }
+    else { row[k] = born[i]; who[k] = i++; }
+  }
+  return { row, who };
+}
+
+// The sum of the allocations of some kinds, and of what no allocation tells.
+function memoryLevel(detail, changes, isWanted) {
+  const { bytes: sized, role } = detail.allocations, m = changes.row.length;
+  const row = new Uint32Array(m), level = new Float64Array(m);
+  let now = 0, at = -1;
+  for (let k = 0; k < m; k++) {
+    const who = changes.who[k], i = who < 0 ? ~who : who;
+    if (!isWanted[role[i]]) continue;
+    now += who < 0 ? -sized[i] : sized[i];
+    if (at < 0 || row[at] !== changes.row[k]) row[++at] = changes.row[k];
+    level[at] = now;
+  }
+  const found = { row: row.subarray(0, at + 1), level: level.subarray(0, at + 1) };
+  if (!detail.rest) return found;
+  const rest = new Float64Array(detail.rest.row.length);
+  detail.rest.bytes.forEach((column, each) => { if (isWanted[each]) for (let k = 0; k < rest.length; k++) rest[k] += column[k]; });
+  return addLevels(found, { row: detail.rest.row, level: rest });
+}
+
+function addLevels(a, b) {
+  const n = a.row.length, m = b.row.length, row = new Uint32Array(n + m), level = new Float64Array(n + m);
+  let at = 0;
+  for (let i = 0, j = 0; i < n || j < m; at++) {
+    const next = Math.min(i < n ? a.row[i] : Infinity, j < m ? b.row[j] : Infinity);
+    while (i < n && a.row[i] === next) i++;
+    while (j < m && b.row[j] === next) j++;
+    row[at] = next;
+    level[at] = (i ? a.level[i - 1] : 0) + (j ? b.level[j - 1] : 0);
+  }
+  return { row: row.subarray(0, at), level: level.subarray(0, at) };
+}
+
+const levelAt = (steps, row) => { const at = lastUpTo(steps.row, row); return at < 0 ? 0 : steps.level[at]; };
+
+// The highest level within rows [from, to).
+function highestLevel(steps, from, to) {
+  let highest = levelAt(steps, from);
+  for (let at = firstAbove(steps.row, from); at < steps.row.length && steps.row[at] < to; at++) {
+    if (steps.level[at] > highest) highest = steps.level[at];
+  }
+  return highest;
+}
+
+// For each of n columns over rows [from, to) the row of its highest moment.
+function highestRows(steps, from, to, n) {
+  const rows = new Uint32Array(n), width = (to - from) / n;
+  let at = lastUpTo(steps.row, from);
+  for (let column = 0; column < n; column++) {
+    const first = Math.floor(from + column * width), end = from + (column + 1) * width;
+    while (at + 1 < steps.row.length && steps.row[at + 1] <= first) at++;
+    let highest = at < 0 ? 0 : steps.level[at], row = first;
+    while (at + 1 < steps.row.length && steps.row[at + 1] < end) {
+      at++;
+      if (steps.level[at] > highest) { highest = steps.level[at]; row = steps.row[at]; }
+    }
+    rows[column] = row;
+  }
+  return rows;
+}
+
+// The level at each of some rising rows.
+function levelsAt(steps, rows) {
+  const levels = new Float64Array(rows.length);
+  for (let column = 0, at = -1; column < rows.length; column++) {
+    while (at + 1 < steps.row.length && steps.row[at + 1] <= rows[column]) at++;
+    levels[column] = at < 0 ? 0 : steps.level[at];
+  }
+  return levels;
+}
+
+// The bottom and the top of each kind in each column, from the lowest kind up; kinds switched off are missing.
+function stackKinds(levels, rows, order) {
+  const stacked = [];
+  let bottom = new Float64Array(rows.length);
+  for (const role of order) {
+    const top = levelsAt(levels[role], rows);
+    for (let column = 0; column < top.length; column++) top[column] += bottom[column];
+    stacked.push({ role, bottom, top });
+    bottom = top;
+  }
+  return stacked;
+}
+
+// The allocations to draw one by one: at least so large, alive in some column, the largest if there are too many.
+function tallAllocations(detail, rows, isShown, leastBytes, most) {
+  const { born, freed, bytes: sized, role } = detail.allocations, last = rows[rows.length - 1], tall = [];
+  for (let i = 0, end = firstAbove(born, last); i < end; i++) {
+    if (sized[i] < leastBytes || !isShown[role[i]] || freed[i] <= rows[0]) continue;
+    const column = born[i] <= rows[0] ? 0 : firstAbove(rows, born[i] - 1);
+    if (rows[column] < freed[i]) tall.push(i);
+  }
+  if (tall.length <= most) return tall;
+  return tall.sort((a, b) => sized[b] - sized[a]).slice(0, most).sort((a, b) => a - b);
+}
+
+// Where each of these allocations lies: [{allocation, columns: [...], bottoms: [...]}]. Within a kind they lie in the
+// order of birth; all that lies between two of them is summed up in a gap.
+function placeAllocations(detail, changes, rows, stacked, chosen) {
+  const { born, freed, bytes: sized, role } = detail.allocations, n = rows.length;
+  const places = chosen.map((allocation) => ({ allocation, columns: [], bottoms: [] }));
+  const kinds = detail.roles.map(() => ({ places: [], gaps: [0], isLive: [], next: 0 }));
+  for (const place of places) { const kind = kinds[role[place.allocation]]; kind.places.push(place); kind.gaps.push(0); kind.isLive.push(false); }
+  const end = firstAbove(born, rows[n - 1]), gap = new Int32Array(end);
+  const change = (i, sign) => {
+    const kind = kinds[role[i]];
+    if (gap[i] < 0) kind.isLive[~gap[i]] = sign > 0; else kind.gaps[gap[i]] += sign * sized[i];
+  };
+  for (let i = 0; i < end; i++) {
+    const kind = kinds[role[i]];
+    gap[i] = kind.places[kind.next]?.allocation === i ? ~(kind.next++) : kind.next;
+    if (born[i] <= rows[0] && freed[i] > rows[0]) change(i, 1);
+  }
+  const shown = stacked.map((each) => ({ ...each, ...kinds[each.role] })).filter((each) => each.places.length);
+  for (let column = 0, k = firstAbove(changes.row, rows[0]); column < n; column++) {
+    for (; k < changes.row.length && changes.row[k] <= rows[column]; k++) {
+      const who = changes.who[k];
+      if (who < 0) change(~who, -1); else change(who, 1);
+    }
+    for (const { bottom, places: mine, gaps, isLive } of shown) {
+      let height = bottom[column];
+      for (let j = 0; j < mine.length; j++) {
+        height += gaps[j];
+        if (!isLive[j]) continue;
+        mine[j].columns.push(column);
+        mine[j].bottoms.push(height);
+        height += sized[mine[j].allocation];
+      }
+    }
+  }
+  return places;
+}
+
+// What lies at this height at this row: {role, allocation (-1: bytes that no allocation tells)}, or null above it all.
+function allocationAt(detail, levels, order, row, height) {
+  let bottom = 0;
+  for (const role of order) {
+    const level = levelAt(levels[role], row);
+    if (height < bottom + level) {
+      for (const i of liveAt(detail, row)) {
+        if (detail.allocations.role[i] !== role) continue;
+        bottom += detail.allocations.bytes[i];
+        if (height < bottom) return { role, allocation: i };
+      }
+      return { role, allocation: -1 };
+    }
+    bottom += level;
+  }
+  return null;
+}
+
+// A rank without details: the few points that report.json keeps of it, told as bytes that no allocation tells.
+function detailOfTimeline(timeline) {
+  const rows = (timeline.event.at(-1) ?? 0) + 1, none = new Uint32Array(0), steps = { row: [], number: [] };
+  timeline.step.forEach((number, k) => { if (number !== steps.number.at(-1)) { steps.row.push(k ? timeline.event[k] : 0); steps.number.push(number); } });
+  const highest = timeline.allocated_bytes.reduce((best, level, k, all) => level > all[best] ? k : best, 0);
+  return {
+    rows, strings: [""], roles: Object.keys(timeline.role_bytes), whats: {}, frames: {}, ops: null, maps: [], left_out: [],
+    allocations: { born: none, freed: none, bytes: none, what: none, role: none },
+    rest: { row: timeline.event, bytes: Object.values(timeline.role_bytes) },
+    reserved: { row: timeline.event, bytes: timeline.reserved_bytes },
+    phases: { row: [], phase: [], names: [] }, steps, peak_row: timeline.event[highest] ?? -1,
+  };
+}
