@@ -34,8 +34,8 @@ OPTIONS = {
         "script", "arguments",
     ],
     "remat": [
-        "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--nproc-per-node", "--out",
-        "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose", "--world-size", "-m", "-v", "script",
+        "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--no-html",
+        "--nproc-per-node", "--out", "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose", "--world-size", "-m", "-v", "script",
         "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],

@@ -19,6 +19,12 @@ def test_the_document_has_every_figure():
     assert document.pop("without")["threshold_bytes"] is None
     assert len(document.pop("assumptions")) == 3
     assert document.pop("answer").startswith("Best threshold: 8GB")
+    assert document.pop("use") == [
+        "import windtunnel.dtr as dtr",
+        'dtr.eviction_threshold = "8GB"',
+        'dtr.policy = "dtr"',
+        "dtr.enable()",
+    ]
     assert document == {
         "schema": 1,
         "windtunnel": "1.2.3",

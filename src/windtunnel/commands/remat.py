@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.commands.remat_advice import check_request, give_advice
+from windtunnel.commands.remat_page import is_folder_of, write_remat_page
 from windtunnel.commands.remat_source import RematSource, open_recording
 from windtunnel.commands.request import RunRequest, conf_of_environment
 from windtunnel.commands.run import read_request
@@ -32,7 +33,7 @@ from windtunnel.commands.simulation import simulate
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
 from windtunnel.memory import Allocator
-from windtunnel.remat.curve import Curve, Question, has_backward, trace_curve
+from windtunnel.remat.curve import Question, has_backward, trace_curve
 from windtunnel.remat.engine import BY_ADDRESS, Settings
 from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.program import Program, read_program
@@ -40,7 +41,7 @@ from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
 from windtunnel.report.remat_file import remat_text, write_remat
 from windtunnel.report.remat_picture import draw_remat
-from windtunnel.report.remat_result import CostSource, RematResult
+from windtunnel.report.remat_result import CostSource, RematResult, use_lines
 from windtunnel.report.remat_table import render_remat
 from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, format_bytes, parse_bytes
@@ -86,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="print remat.json instead of a table")
     add("--force", action="store_true", help="replace an earlier run in --out")
+    add("--no-html", action="store_true", help="write no report.html")
     add("-v", "--verbose", action="store_true", help="show the output of every rank that runs")
     add("-m", dest="is_module", action="store_true", help="the script is a module name, as in python -m")
     add(
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     allocator = args.allocator or device.allocator
     Allocator.from_spec(allocator)
     folder = Path(args.out or _OUT) if request is not None or args.out else None
-    if folder is not None:
+    if folder is not None and not (source is not None and is_folder_of(args.script, folder)):
         prepare_folder(folder, args.force)
     console = Console(stderr=args.json, highlight=False)
     if request is not None:
@@ -146,12 +148,12 @@ def run(args: argparse.Namespace) -> int:
         (*source.notes, *_notes(program, thresholds, device)),
     )  # fmt: skip
     if folder is not None:
-        result = _write(folder, result)
+        result = _write(folder, result, writes_page=not args.no_html)
     if args.json:
         sys.stdout.write(remat_text(result))
     else:
         console.print(render_remat(result))
-        print(f"\n{_next(args, folder, allocator, curve)}")
+        print(f"\n{_next(args, folder, result)}")
     return 0 if curve.fits else 4
 
 
@@ -236,7 +238,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.level = 0  # memory is what the simulation is for
     options.jobs, options.executor = None, "local"
     options.memory_tracker = options.snapshot = options.library_buffers = options.measure = False
-    options.no_html = True  # what it is about is not in that report
+    options.no_html = True  # the page is written when there is a curve to show
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
@@ -293,8 +295,8 @@ def _notes(program: Program, thresholds: Thresholds | None, device: DeviceProfil
 # -- what comes out ----------------------------------------------------------------------------------------
 
 
-def _write(folder: Path, result: RematResult) -> RematResult:
-    """Write the files; a picture that cannot be drawn is a note."""
+def _write(folder: Path, result: RematResult, *, writes_page: bool) -> RematResult:
+    """Write the files; a picture or page that cannot be made is a note."""
     try:
         for name in ("remat.png", "remat.svg"):
             draw_remat(folder / name, result)
@@ -309,27 +311,24 @@ def _write(folder: Path, result: RematResult) -> RematResult:
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
         ) from error
+    if writes_page and (note := write_remat_page(folder, result)):
+        result = replace(result, notes=(*result.notes, note))
     return result
 
 
-def _next(args: argparse.Namespace, folder: Path | None, allocator: str, curve: Curve) -> str:
+def _next(args: argparse.Namespace, folder: Path | None, result: RematResult) -> str:
     where = shlex.quote(str(folder if folder is not None else args.script))
     device = f" --device {shlex.quote(args.device)}" if args.device else ""
     chosen = f" --allocator {shlex.quote(args.allocator)}" if args.allocator else ""
+    allocator, curve, use = result.allocator, result.curve, use_lines(result)
     others = f"windtunnel remat{device}{chosen} --policy {_ALL} {where}"
-    best = curve.best
-    if best is None and allocator == "cuda":
+    if not use and allocator == "cuda":
         expandable = f"windtunnel remat{device} --allocator cuda-expandable {where}"
         return f"next: {expandable}   (do expandable segments make it fit?)"
-    if best is None:
+    if not use:
         return f"next: {others}   (or a smaller micro-batch)"
     is_one = len(curve.policies) == 1
-    policy = "" if is_one and best.policy == DEFAULT_POLICY else f' dtr.policy = "{best.policy}";'
-    size = write_size(best.threshold or 0)
-    lines = [
-        f'next: import windtunnel.dtr as dtr; dtr.eviction_threshold = "{size}";{policy} dtr.enable()'
-        "   (in the script, before training)"
-    ]
+    lines = [f"next: {'; '.join(use)}   (in the script, before training)"]
     if allocator == "cuda-expandable":
         lines.append(
             "      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   (in the environment, as simulated)"

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.remat.curve import MARGIN, Point
-from windtunnel.report.remat_result import RematResult, answer, assumptions
+from windtunnel.report.remat_result import RematResult, answer, assumptions, use_lines
 
-__all__ = ["SCHEMA", "remat_text", "write_remat"]
+__all__ = ["SCHEMA", "remat_document", "remat_text", "write_remat"]
 
 SCHEMA = 1
 
 
 def remat_text(result: RematResult) -> str:
     """The result as JSON text."""
-    return json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(remat_document(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_remat(path: Path, result: RematResult) -> None:
@@ -40,7 +40,8 @@ def write_remat(path: Path, result: RematResult) -> None:
         raise
 
 
-def _document(result: RematResult) -> dict[str, Any]:
+def remat_document(result: RematResult) -> dict[str, Any]:
+    """Plain values."""
     curve, device = result.curve, result.device
     return {
         "schema": SCHEMA,
@@ -66,6 +67,7 @@ def _document(result: RematResult) -> dict[str, Any]:
         "points": [_point(point) | {"has_margin": curve.has_margin(point)} for point in curve.points],
         "best": None if curve.best is None else _point(curve.best),
         "answer": answer(result),
+        "use": list(use_lines(result)),
         "assumptions": list(assumptions(result)),
         "notes": list(result.notes),
     }

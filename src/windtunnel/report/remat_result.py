@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from windtunnel.devices import DeviceProfile
 from windtunnel.remat.curve import MARGIN, Curve, Point
+from windtunnel.remat.policy import DEFAULT_POLICY
 from windtunnel.remat.thresholds import write_size
 from windtunnel.units import format_bytes
 
-__all__ = ["CostSource", "RematResult", "answer", "assumptions", "describe_failure"]
+__all__ = ["CostSource", "RematResult", "answer", "assumptions", "describe_failure", "use_lines"]
 
 _ALLOCATORS = {
     "cuda": "torch's caching allocator",
@@ -89,6 +90,17 @@ def assumptions(result: RematResult) -> Iterator[str]:
     yield f"the best threshold leaves {MARGIN:.0%} of that free: workspaces of kernels are not simulated"
     if result.is_inferred:
         yield "what autograd saves was inferred: this recording is of `windtunnel run`, not of `windtunnel remat`"
+
+
+def use_lines(result: RematResult) -> tuple[str, ...]:
+    """What to write in the script to have the best threshold; nothing if there is none."""
+    best = result.curve.best
+    if best is None:
+        return ()
+    is_plain = len(result.curve.policies) == 1 and best.policy == DEFAULT_POLICY
+    policy = () if is_plain else (f'dtr.policy = "{best.policy}"',)
+    size = write_size(best.threshold or 0)
+    return "import windtunnel.dtr as dtr", f'dtr.eviction_threshold = "{size}"', *policy, "dtr.enable()"
 
 
 def describe_failure(point: Point) -> str:

@@ -82,7 +82,7 @@ function openPage(data) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   // For tests, and for whoever scripts this page: what is chosen, and when the view in front is drawn.
   window.windtunnel = { page, show, ready: async () => { await shown.get(current)?.isReady; return current; } };
-  show(location.hash.slice(1));
+  show(location.hash.slice(1) || data.opens_on);
 }
 
 const firstRank = (data) => data.verdict?.rank ?? Number(Object.keys(data.simulated ?? { 0: 0 })[0] ?? 0);
