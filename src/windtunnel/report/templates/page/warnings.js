@@ -1,0 +1,105 @@
+// What a reader should know before believing the figures: values that were guessed, notes, calls that never meet, errors.
+//
+// What many ranks say alike is said once, with the ranks.
+
+addView({
+  id: "warnings", title: "Warnings",
+  // The tab says how many there are: it is drawn after this question was asked.
+  isThere(page) {
+    if (!page.data.run) return false;
+    const n = warningsCount(warningsOf(page));
+    this.title = n ? `Warnings (${count(n)})` : "Warnings";
+    return true;
+  },
+  mount(box, page) {
+    const found = warningsOf(page), builds = h("div");
+    box.append(h("h2", null, warningsCount(found) ? "Warnings" : "No warnings: nothing was guessed, left out or noted"),
+      ...warningsMismatches(found), ...warningsErrors(found), ...warningsUnknown(found), ...warningsList("Notes", found, found.notes), ...warningsList("Left out of this page", found, found.leftOut), builds);
+    const update = () => builds.replaceChildren(...warningsBuilds(page));
+    update();
+    return { update };
+  },
+});
+
+function warningsOf(page) {
+  const { data } = page, ranks = Object.values(data.simulated ?? {}), members = warningsMembers(data);
+  const errors = new Map(), unknown = new Map(), notes = new Map(), leftOut = new Map();
+  const add = (map, key, value, who) => { const entry = map.get(key) ?? map.set(key, { ...value, ranks: new Set() }).get(key); for (const each of who) entry.ranks.add(each); return entry; };
+  for (const rank of ranks) {
+    const who = members.get(rank.rank) ?? [rank.rank];
+    if (rank.status === "failed") add(errors, rank.error ?? "", { sentence: rank.error ?? "the script failed", log: `rank${rank.rank}/run.log` }, who);
+    for (const value of rank.unknown_values) add(unknown, JSON.stringify([value.where, value.what, value.value]), value, who);
+    for (const note of rank.notes ?? []) add(notes, note, { sentence: note }, who);
+  }
+  for (const note of data.run.time?.notes ?? []) add(notes, note, { sentence: note }, []);
+  for (const sentence of data.left_out ?? []) add(leftOut, sentence, { sentence }, []);
+  for (const [rank, detail] of Object.entries(data.details ?? {})) for (const sentence of detail.left_out ?? []) add(leftOut, sentence, { sentence }, [Number(rank)]);
+  const list = (map) => [...map.values()];
+  return { worldSize: data.run.world_size, mismatches: data.run.mismatches, errors: list(errors), unknown: list(unknown), notes: list(notes), leftOut: list(leftOut) };
+}
+
+const warningsCount = (found) => found.mismatches.length + found.errors.length + found.unknown.length + found.notes.length + found.leftOut.length;
+
+// A simulated rank -> all ranks that do the same work.
+function warningsMembers({ ranks }) {
+  const members = new Map();
+  if (ranks) for (let i = 0; i < ranks.rank.length; i++) {
+    const of = ranks.same_as[i] >= 0 ? ranks.same_as[i] : ranks.rank[i];
+    (members.get(of) ?? members.set(of, []).get(of)).push(ranks.rank[i]);
+  }
+  return members;
+}
+
+function warningsWho(found, ranks) {
+  const who = [...ranks];
+  if (found.worldSize === 1 || !who.length) return "";
+  if (who.length === found.worldSize) return "all ranks";
+  const text = numberRanges(new Set(who)).replaceAll(",", ", ");
+  return `${who.length === 1 ? "rank" : "ranks"} ${text.length > 60 ? `${text.slice(0, 60)}… (${count(who.length)} in all)` : text}`;
+}
+
+function warningsMismatches(found) {
+  if (!found.mismatches.length) return [];
+  return [h("h3", { class: "bad" }, "Calls that do not meet: on a cluster this would hang"),
+    h("ul", { class: "warnings-list" }, found.mismatches.slice(0, 200).map((each) => h("li", null, `${each.sentence} `, h("span", { class: "faint" }, warningsWho(found, each.ranks))))),
+    found.mismatches.length > 200 ? h("p", { class: "faint" }, `and ${count(found.mismatches.length - 200)} more in report.json`) : ""];
+}
+
+function warningsErrors(found) {
+  if (!found.errors.length) return [];
+  return [h("h3", { class: "bad" }, "Ranks that failed"),
+    h("ul", { class: "warnings-list" }, found.errors.map((each) => h("li", null, `${each.sentence} `, h("span", { class: "faint" }, [warningsWho(found, each.ranks), "log: "].filter(Boolean).join("; ")), h("code", null, each.log))))];
+}
+
+function warningsUnknown(found) {
+  if (!found.unknown.length) return [];
+  const columns = [
+    { title: "line", cell: (row) => h("code", null, row.where) },
+    { title: "what the script read", cell: (row) => row.what },
+    { title: "taken as", cell: (row) => h("code", null, JSON.stringify(row.value)) },
+    { title: "times", number: true, cell: (row) => count(row.count) },
+    ...found.worldSize > 1 ? [{ title: "on", cell: (row) => warningsWho(found, row.ranks) }] : [],
+  ];
+  return [h("h3", { class: "warn" }, "Values a simulated device cannot know"),
+    h("p", null, "The script read them, and was given the value below. If it decides by such a value what to do next, say which one to take:"),
+    h("pre", null, "value = windtunnel.mock(2.5, lambda: loss.item())   # 2.5 in a dry run, the real value in training"),
+    table(columns, found.unknown, { id: "warnings-unknown" }), h("p", { class: "faint" }, "In a MindSpore script: mindspore.utils.dryrun.mock.")];
+}
+
+function warningsList(title, found, rows) {
+  if (!rows.length) return [];
+  const who = (row) => { const text = warningsWho(found, row.ranks); return text ? h("span", { class: "faint" }, `(${text})`) : ""; };
+  return [h("h3", null, title), h("ul", { class: "warnings-list" }, rows.map((row) => h("li", null, `${row.sentence} `, who(row))))];
+}
+
+function warningsBuilds(page) {
+  const times = Object.entries(page.document()?.build_time_us ?? {});
+  if (!times.length) return [];
+  const folded = foldPaths(times.map(([module]) => module)), sums = new Map();
+  for (const [module, time] of times) sums.set(folded.get(module), (sums.get(folded.get(module)) ?? 0) + time);
+  const rows = [...sums].sort((a, b) => b[1] - a[1]).slice(0, 12);
+  return [h("h3", null, `Longest to build${page.data.run.world_size > 1 ? ` on rank ${page.rank}` : ""}`), table([
+    { title: "module, with all inside it", cell: ([module]) => h("code", null, module || "(the model)") },
+    { title: "time", number: true, cell: ([, time]) => seconds(time / 1e6) },
+  ], rows, { id: "warnings-builds" })];
+}
