@@ -9,13 +9,13 @@ addView({
 
 const MEMORY_LEAST_ROWS = 4;  // the closest view
 const MEMORY_MOST_BANDS = 3000;  // drawn one by one
-const MEMORY_LEAST_TALL = 3;  // pixels of such a band
+const MEMORY_LEAST_TALL = 2;  // pixels of such a band
 
 async function mountMemory(box, page) {
   const parts = {
-    head: h("div"), buttons: h("div", { class: "bar" }), legend: h("div", { class: "bar memory-legend", role: "group", "aria-label": "kinds of memory" }),
+    head: h("div", { class: "memory-head" }), buttons: h("div", { class: "bar" }), legend: h("div", { class: "bar memory-legend", role: "group", "aria-label": "kinds of memory" }),
     chart: h("div", { class: "memory-chart", tabindex: 0, role: "group",
-      "aria-label": "Memory over time. Arrow keys move, plus and minus zoom, 0 shows the whole run, shift with an arrow key moves the chosen moment." }),
+      "aria-label": "Memory over time. Left and right move, plus and minus zoom, up and down stretch the height, 0 shows the whole run; with shift, left and right move the chosen moment." }),
     strip: h("canvas", { class: "memory-strip", "aria-label": "steps, phases and operators in view" }),
     overview: h("canvas", { class: "memory-overview", "aria-label": "the whole run, with the part in view" }),
     panel: h("div", { class: "memory-panel" }),
@@ -47,23 +47,28 @@ function memoryChart(parts, page, detail, isDetailed) {
   const isShown = detail.roles.map(() => true);
   const levels = detail.roles.map((_, role) => memoryLevel(detail, changes, detail.roles.map((_, other) => other === role)));
   const reserved = { row: detail.reserved.row, level: detail.reserved.bytes };
-  const state = { from: 0, to: detail.rows, top: 1, picture: null, hovered: -1, picked: -1, most: 12, total: null, plot: null };
+  const state = { from: 0, to: detail.rows, low: 0, high: 1, heights: null, picture: null, hovered: -1, picked: -1, most: 12, total: null, plot: null };
   const row = () => Math.min(page.at ?? Math.max(0, detail.peak_row), detail.rows - 1);
   const order = () => STACKED.map((name) => detail.roles.indexOf(name)).filter((role) => role >= 0 && isShown[role]);
   const overlay = h("canvas", { class: "memory-overlay", "aria-hidden": "true" });
 
   function addUp() { state.total = memoryLevel(detail, changes, isShown); state.picture = null; }
 
-  function zoom(from, to) {
+  // Show rows [from, to); heights: [low, high] in bytes, null for all of it, undefined: as it is.
+  function zoom(from, to, heights = state.heights) {
     const span = Math.min(detail.rows, Math.max(MEMORY_LEAST_ROWS, to - from));
     const start = Math.max(0, Math.min((from + to - span) / 2, detail.rows - span));
     state.from = start;
     state.to = start + span;
     const highest = Math.max(highestLevel(state.total, start, state.to), highestLevel(reserved, start, state.to), 1);
     const usable = report.usable_memory_bytes;
-    state.top = 1.07 * (usable && usable < highest * 1.3 ? Math.max(highest, usable) : highest);
+    const all = 1.07 * (usable && usable < highest * 1.3 ? Math.max(highest, usable) : highest);
+    const tall = heights ? Math.max(1024, heights[1] - heights[0]) : all;
+    state.low = heights ? Math.max(0, Math.min(heights[0], all - tall)) : 0;
+    state.high = Math.min(all, state.low + tall);
+    state.heights = state.high - state.low < all ? [state.low, state.high] : null;
     state.picture = null;
-    state.plot.batch(() => { state.plot.setScale("x", { min: state.from, max: state.to }); state.plot.setScale("y", { min: 0, max: state.top }); });
+    state.plot.batch(() => { state.plot.setScale("x", { min: state.from, max: state.to }); state.plot.setScale("y", { min: state.low, max: state.high }); });
     state.plot.redraw(false);
     below();
     highlight();
@@ -71,7 +76,8 @@ function memoryChart(parts, page, detail, isDetailed) {
 
   function area() {
     const { left, top, width, height } = state.plot.bbox, dots = window.devicePixelRatio || 1;
-    return { left, top, width, height, dots, step: 1, x: (at) => left + width * (at - state.from) / (state.to - state.from), y: (n) => top + height * (1 - n / state.top) };
+    const { from, to, low, high } = state;
+    return { left, top, width, height, dots, step: 1, x: (at) => left + width * (at - from) / (to - from), y: (n) => top + height * (high - n) / (high - low) };
   }
 
   function picture() {
@@ -79,7 +85,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     const { width, height, dots } = area();
     const rows = highestRows(state.total, state.from, state.to, Math.max(1, Math.round(width)));
     const stacked = stackKinds(levels, rows, order());
-    const tall = tallAllocations(detail, rows, isShown, MEMORY_LEAST_TALL * dots * state.top / height, MEMORY_MOST_BANDS);
+    const tall = tallAllocations(detail, rows, isShown, MEMORY_LEAST_TALL * dots * (state.high - state.low) / height, MEMORY_MOST_BANDS);
     state.picture = { rows, stacked, places: placeAllocations(detail, changes, rows, stacked, tall) };
     return state.picture;
   }
@@ -112,7 +118,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     const { rows, stacked } = picture(), { dots } = area();
     if (detail.allocations.born[which] > rows.at(-1) || detail.allocations.freed[which] <= rows[0]) return;
     const [place] = placeAllocations(detail, changes, rows, stacked, [which]);
-    const size = detail.allocations.bytes[which], y = (n) => over.clientHeight * (1 - n / state.top);
+    const size = detail.allocations.bytes[which], y = (n) => over.clientHeight * (state.high - n) / (state.high - state.low);
     memoryBand(context, { left: 0, step: 1 / dots, y }, place.columns, place.bottoms.map((bottom) => bottom + size), place.bottoms);
     context.fillStyle = "rgb(255 255 255 / 45%)";
     context.fill();
@@ -125,7 +131,7 @@ function memoryChart(parts, page, detail, isDetailed) {
   function pointed(left, top) {
     if (left < 0 || top < 0) return null;
     const { rows } = picture(), column = Math.min(rows.length - 1, Math.floor(left * area().dots));
-    const height = (1 - top / state.plot.over.clientHeight) * state.top;
+    const height = state.high - (state.high - state.low) * top / state.plot.over.clientHeight;
     return { row: rows[column], found: allocationAt(detail, levels, order(), rows[column], height) };
   }
 
@@ -182,11 +188,19 @@ function memoryChart(parts, page, detail, isDetailed) {
   const scale = (factor, around = (state.from + state.to) / 2) =>
     zoom(around - (around - state.from) * factor, around - (around - state.from) * factor + (state.to - state.from) * factor);
 
+  // The same for the height, in bytes.
+  function stretch(factor, around = (state.low + state.high) / 2) {
+    const low = around - (around - state.low) * factor;
+    zoom(state.from, state.to, [low, low + (state.high - state.low) * factor]);
+  }
+  const lift = (share) => { const by = share * (state.high - state.low); zoom(state.from, state.to, [state.low + by, state.high + by]); };
+
   function key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const acts = {
       ArrowLeft: () => event.shiftKey ? step(-1) : move(-0.1), ArrowRight: () => event.shiftKey ? step(1) : move(0.1),
-      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), _: () => scale(2), 0: () => zoom(0, detail.rows),
+      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), _: () => scale(2), 0: () => zoom(0, detail.rows, null),
+      ArrowUp: () => event.shiftKey ? lift(0.2) : stretch(0.5), ArrowDown: () => event.shiftKey ? lift(-0.2) : stretch(2),
     };
     if (!(event.key in acts)) return;
     event.preventDefault();
@@ -209,7 +223,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     zoom(state.from, state.to);
   }
 
-  const hands = { zoom, scale, move, pointed, choose(at) {
+  const hands = { zoom, scale, stretch, move, pointed, choose(at) {
     if (!at) return;
     state.picked = at.found ? at.found.allocation : -1;
     page.choose({ at: at.row });
@@ -220,7 +234,7 @@ function memoryChart(parts, page, detail, isDetailed) {
   state.plot = memoryPlot(parts.chart, { rows: detail.rows, paint, hover, hands, overlay });
   parts.chart.onkeydown = key;
   memoryHead(parts, page, detail, isDetailed, hands);
-  zoom(0, detail.rows);
+  zoom(0, detail.rows, null);
   moment();
   return { resize, moment, destroy: () => { tip.hide(); state.plot.destroy(); }, state, detail };
 }

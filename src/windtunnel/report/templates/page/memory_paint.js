@@ -1,7 +1,7 @@
 // Painting of the memory chart: bands, lines and marks on the chart's canvas, and the strips around it.
 //
 // `picture` is what memory.js computed for the rows in view: {rows (one for each column), stacked, places}. `area` is
-// {left, top, width, height, x(row), y(bytes)} in pixels of the canvas.
+// {left, top, width, height, dots, step (a column), x(row), y(bytes)} in pixels of the canvas.
 
 function paintBands(context, area, picture, detail) {
   const { stacked, places } = picture;
@@ -17,7 +17,8 @@ function paintBands(context, area, picture, detail) {
     memoryBand(context, area, place.columns, tops, place.bottoms);
     if (number % 2) { context.fillStyle = "rgb(255 255 255 / 14%)"; context.fill(); }
     context.strokeStyle = paper;
-    context.globalAlpha = 0.45;
+    // Lines between thin bands would be all that is seen of them.
+    context.globalAlpha = Math.min(0.5, 0.07 * (area.y(0) - area.y(detail.allocations.bytes[place.allocation])) / area.dots);
     context.stroke();
     context.globalAlpha = 1;
   });
@@ -73,7 +74,7 @@ function paintNames(context, area, picture, detail) {
 }
 
 function memoryTitle(one) {
-  const what = one.name || one.op || "memory of no operator";
+  const what = one.name || one.op || (one.where ? `allocation at ${one.where}` : "allocation");
   return `${what}${one.shape ? ` ${one.shape}` : ""}`;
 }
 
@@ -100,11 +101,17 @@ function paintLevel(context, area, steps, from, to, colour) {
 
 function paintLine(context, area, x0, y0, x1, y1, colour, dashes = []) {
   context.beginPath();
-  context.setLineDash(dashes.map((dash) => dash * area.dots));
   context.moveTo(x0, y0);
   context.lineTo(x1, y1);
+  // Seen on every colour: a light edge around it.
+  context.strokeStyle = cssColour("paper");
+  context.globalAlpha = 0.5;
+  context.lineWidth = 3.4 * area.dots;
+  context.stroke();
+  context.globalAlpha = 1;
+  context.setLineDash(dashes.map((dash) => dash * area.dots));
   context.strokeStyle = colour;
-  context.lineWidth = 1.2 * area.dots;
+  context.lineWidth = 1.4 * area.dots;
   context.stroke();
   context.setLineDash([]);
 }

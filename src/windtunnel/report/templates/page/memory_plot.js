@@ -9,23 +9,25 @@ function memoryPlot(box, { rows, paint, hover, hands, overlay }) {
     width: box.clientWidth || 600,
     height: memoryHeight(),
     legend: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 22, 0, 0],
     scales: { x: { time: false, auto: false, min: 0, max: rows }, y: { auto: false, min: 0, max: 1 } },
     axes: [
       { ...axis, grid: { show: false }, size: 34, space: 90, values: (_, splits) => splits.map((at) => Number.isInteger(at) ? count(at) : "") },
-      { ...axis, size: 74, splits: (_, axisNumber, low, high) => byteSplits(high), values: (_, splits) => splits.map((n) => n ? bytes(n) : "0") },
+      { ...axis, size: 74, splits: (_, axisNumber, low, high) => byteSplits(low, high), values: (_, splits) => splits.map((n) => n ? bytes(n) : "0") },
     ],
     series: [{}, { scale: "y", paths: () => null, points: { show: false } }],
     cursor: {
-      drag: { x: true, y: false, dist: 5, setScale: false }, points: { show: false }, y: false,
-      bind: { dblclick: () => () => hands.zoom(0, rows) },
+      drag: { x: true, y: true, uni: 40, dist: 5, setScale: false }, points: { show: false }, y: false,
+      bind: { dblclick: () => () => hands.zoom(0, rows, null) },
     },
     hooks: {
       draw: [paint],
       setCursor: [hover],
       setSelect: [(u) => {
-        const { left, width } = u.select;
-        if (width > 0) { hands.zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x")); u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false); }
+        const { left, width, top, height } = u.select, isWhole = height >= u.over.clientHeight - 1;
+        if (width <= 0 || height <= 0) return;
+        hands.zoom(u.posToVal(left, "x"), u.posToVal(left + width, "x"), isWhole ? undefined : [u.posToVal(top + height, "y"), u.posToVal(top, "y")]);
+        u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
       }],
     },
   }, [[0, rows], [0, 0]], box);
@@ -37,17 +39,23 @@ function memoryPlot(box, { rows, paint, hover, hands, overlay }) {
   });
   plot.over.addEventListener("wheel", (event) => {
     event.preventDefault();
+    const corner = plot.over.getBoundingClientRect();
+    if (event.shiftKey) {  // some systems turn the wheel sideways with shift
+      hands.stretch(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, plot.posToVal(event.clientY - corner.top, "y"));
+      return;
+    }
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { hands.move(Math.sign(event.deltaX) * 0.06); return; }
-    hands.scale(event.deltaY > 0 ? 1.25 : 0.8, plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+    hands.scale(event.deltaY > 0 ? 1.25 : 0.8, plot.posToVal(event.clientX - corner.left, "x"));
   }, { passive: false });
   return plot;
 }
 
-// Round numbers of bytes, four to eight of them.
-function byteSplits(high) {
-  const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(1, high)) / 10)), most = high / unit;
-  const each = [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n / 10).find((n) => most / n <= 8) ?? 200;
-  return Array.from({ length: Math.floor(most / each) + 1 }, (_, k) => k * each * unit);
+// Round numbers of bytes, three to eight of them.
+function byteSplits(low, high) {
+  const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(1, high - low)) / 10)), most = (high - low) / unit;
+  const each = unit * ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200].find((n) => most / n <= 8) ?? 200);
+  const first = Math.ceil(low / each);
+  return Array.from({ length: Math.max(0, Math.floor(high / each) - first + 1) }, (_, k) => (first + k) * each);
 }
 
 function memoryHead(parts, page, detail, isDetailed, hands) {
@@ -55,7 +63,7 @@ function memoryHead(parts, page, detail, isDetailed, hands) {
   const around = () => {
     const at = Math.max(0, lastUpTo(steps.row, detail.peak_row)), end = steps.row[at + 1] ?? rows;
     const half = Math.max(60, (end - steps.row[at]) / 12);
-    hands.zoom(detail.peak_row - half, detail.peak_row + half);
+    hands.zoom(detail.peak_row - half, detail.peak_row + half, null);
   };
   const told = Object.keys(page.data.details ?? {}).length;
   const name = page.data.run.world_size > 1 ? `Memory of rank ${page.rank} over time` : "Memory over time";
@@ -70,10 +78,11 @@ function memoryHead(parts, page, detail, isDetailed, hands) {
     ].filter(Boolean).map((sentence) => h("p", { class: "note" }, sentence)));
   const button = (text, label, act) => h("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   parts.buttons.replaceChildren(...[
-    button("whole run", "show the whole run (0)", () => hands.zoom(0, rows)),
-    steps.row.length > 1 ? button("last step", "show the last step only", () => hands.zoom(steps.row.at(-1), rows)) : null,
+    button("whole run", "show the whole run (0)", () => hands.zoom(0, rows, null)),
+    steps.row.length > 1 ? button("last step", "show the last step only", () => hands.zoom(steps.row.at(-1), rows, null)) : null,
     detail.peak_row >= 0 ? button("around the peak", "show what surrounds the peak", around) : null,
     button("+", "zoom in (+)", () => hands.scale(0.5)), button("−", "zoom out (-)", () => hands.scale(2)),
+    button("↕+", "stretch the height (up arrow, or shift with the wheel)", () => hands.stretch(0.5)), button("↕−", "shrink the height (down arrow)", () => hands.stretch(2)),
     button("◀", "earlier (left arrow)", () => hands.move(-0.25)), button("▶", "later (right arrow)", () => hands.move(0.25)),
     h("span", { class: "faint memory-hint" }, "drag or turn the wheel to zoom, click for what is live at a moment"),
   ].filter(Boolean));
@@ -83,7 +92,7 @@ function memoryHead(parts, page, detail, isDetailed, hands) {
 function paintMarks(context, area, { report, peakRow, row, isPeak, state }) {
   const isIn = (at) => at >= state.from && at < state.to, right = area.left + area.width, bottom = area.top + area.height;
   const usable = report.usable_memory_bytes;
-  if (usable && usable < state.top) {
+  if (usable && usable < state.high && usable > state.low) {
     paintLine(context, area, area.left, area.y(usable), right, area.y(usable), cssColour("bad"), [7, 5]);
     paintLabel(context, area, `usable ${bytes(usable)}`, right, area.y(usable) - 20 * area.dots, cssColour("bad"));
   }
@@ -110,6 +119,7 @@ function paintMarks(context, area, { report, peakRow, row, isPeak, state }) {
 
 // -- steps, phases and operators -----------------------------------------------------------------------------------------
 
+const MEMORY_PHASE_SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
 const MEMORY_PHASE_COLOURS = { build: "faint", forward: "accent", backward: "warn", optimizer: "good" };
 
 function memoryStrip(canvas, detail, { from, to, width, room, zoom }) {
@@ -146,7 +156,7 @@ function memoryLanes(detail, from, to, width) {
     from: first, to: end, text: `step ${steps.number[at]}`, short: `${steps.number[at]}`, colour: "faint", lines: () => [`step ${steps.number[at]}`, `events ${count(first)} to ${count(end - 1)}`, "click to zoom"] })) }];
   if (phases.row.length) lanes.push({ name: "phases", bars: stretches(phases.row, (at, first, end) => {
     const text = phases.names[phases.phase[at]];
-    return { from: first, to: end, text, short: "", colour: MEMORY_PHASE_COLOURS[text] ?? "faint", lines: () => [text, memoryMoment(detail, first), "click to zoom"] };
+    return { from: first, to: end, text, short: MEMORY_PHASE_SHORT[text] ?? "", colour: MEMORY_PHASE_COLOURS[text] ?? "faint", lines: () => [text, memoryMoment(detail, first), "click to zoom"] };
   }) });
   if (!ops) return lanes;
   const first = firstAbove(ops.row, Math.ceil(from) - 1), end = Math.min(ops.row.length, firstAbove(ops.row, to) + 1), n = Math.max(0, end - first);
