@@ -11,6 +11,8 @@ from tests.commands.cli import windtunnel
 from tests.commands.snapshots import write_recording
 from tests.remat.chains import EXP, N_BYTES, write_chain
 from windtunnel.commands.main import main
+from windtunnel.report.page_file import read_page_document
+from windtunnel.report.web_page import page_bytes, write_page
 from windtunnel.timing.cost import CostTable, cost_key
 from windtunnel.units import MIB
 
@@ -124,12 +126,45 @@ def test_out_gets_the_json_and_the_pictures(chain, capsys, here):
         "remat.json",
         "remat.png",
         "remat.svg",
+        "report.html",
     ]
     printed = capsys.readouterr().out
     document = json.loads((here / "found" / "remat.json").read_text())
+    page = read_page_document(here / "found" / "report.html")
+    assert (page["remat"], page["opens_on"]) == (document, "remat")
     assert document["answer"] in printed
     assert _refused(capsys, "--device", CARD, "--out", "found", chain)[1] == "--out found is not empty"
     assert main(["remat", "--device", CARD, "--out", "found", "--force", chain]) == 0
+
+
+def test_no_html_writes_no_page(chain, here):
+    assert main(["remat", "--device", CARD, "--no-html", "--out", "found", chain]) == 0
+    assert not (here / "found" / "report.html").exists()
+    assert (here / "found" / "remat.json").exists()
+
+
+def test_the_curve_is_added_to_the_page_of_the_run_it_belongs_to(here, capsys):
+    folder = here / "run"
+    (folder / "rank0").mkdir(parents=True)
+    write_chain(folder / "rank0" / "recording.arrows", 8, n_steps=3)
+    write_page(
+        folder / "report.html", page_bytes("run", {"kind": "run", "title": "mine", "details": {"0": 1}})
+    )
+    assert main(["remat", "--device", CARD, "--out", "run", "run"]) == 0
+    page = read_page_document(folder / "report.html")
+    assert (page["title"], page["details"]) == ("mine", {"0": 1})
+    assert page["remat"] == json.loads((folder / "remat.json").read_text())
+    assert (folder / "rank0" / "recording.arrows").exists()
+
+
+def test_a_page_of_someone_else_is_left_as_it_is(here, capsys):
+    folder = here / "run"
+    folder.mkdir()
+    write_chain(folder / "recording.arrows", 8, n_steps=3)
+    (folder / "report.html").write_text("<p>my own page</p>")
+    assert main(["remat", "--device", CARD, "--out", "run", "run"]) == 0
+    assert (folder / "report.html").read_text() == "<p>my own page</p>"
+    assert "note: report.html was left as it is" in " ".join(capsys.readouterr().out.split())
 
 
 def test_exit_code_4_when_no_threshold_fits(chain, capsys):
