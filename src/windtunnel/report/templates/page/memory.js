@@ -45,14 +45,14 @@ function emptyMemory(parts, page) {
 function memoryChart(parts, page, detail, isDetailed) {
   const report = page.document(), changes = memoryChanges(detail);
   const isShown = detail.roles.map(() => true);
-  const levels = detail.roles.map((_, role) => memoryLevel(detail, changes, detail.roles.map((_, other) => other === role)));
+  const levels = kindLevels(detail, changes);
   const reserved = { row: detail.reserved.row, level: detail.reserved.bytes };
-  const state = { from: 0, to: detail.rows, low: 0, high: 1, heights: null, picture: null, hovered: -1, picked: -1, most: 12, total: null, plot: null };
+  const state = { from: 0, to: detail.rows, low: 0, high: 1, heights: null, picture: null, hovered: -1, picked: -1, most: 12, total: null, plot: null, paints: 0 };
   const row = () => Math.min(page.at ?? Math.max(0, detail.peak_row), detail.rows - 1);
   const order = () => STACKED.map((name) => detail.roles.indexOf(name)).filter((role) => role >= 0 && isShown[role]);
   const overlay = h("canvas", { class: "memory-overlay", "aria-hidden": "true" });
 
-  function addUp() { state.total = memoryLevel(detail, changes, isShown); state.picture = null; }
+  function addUp() { state.total = totalLevel(detail, changes, levels, isShown); state.picture = null; }
 
   // Show rows [from, to); heights: [low, high] in bytes, null for all of it, undefined: as it is.
   function zoom(from, to, heights = state.heights) {
@@ -68,8 +68,9 @@ function memoryChart(parts, page, detail, isDetailed) {
     state.high = Math.min(all, state.low + tall);
     state.heights = state.high - state.low < all ? [state.low, state.high] : null;
     state.picture = null;
+    const before = state.paints;
     state.plot.batch(() => { state.plot.setScale("x", { min: state.from, max: state.to }); state.plot.setScale("y", { min: state.low, max: state.high }); });
-    state.plot.redraw(false);
+    if (state.paints === before) state.plot.redraw(false);  // the same scales, but perhaps other bands
     below();
     highlight();
   }
@@ -92,6 +93,7 @@ function memoryChart(parts, page, detail, isDetailed) {
 
   function paint(plot) {
     const context = plot.ctx, place = area();
+    state.paints += 1;
     context.save();
     context.beginPath();
     context.rect(place.left, place.top, place.width, place.height);

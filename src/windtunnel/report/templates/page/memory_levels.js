@@ -20,23 +20,38 @@ function memoryChanges(detail) {
   return { row, who };
 }
 
-// The sum of the allocations of some kinds, and of what no allocation tells.
-function memoryLevel(detail, changes, isWanted) {
+// How high each kind stands, with what no allocation tells of it: a step function for each of detail.roles.
+function kindLevels(detail, changes) {
+  const { bytes: sized, role } = detail.allocations, m = changes.row.length, n = detail.roles.length;
+  const sizes = new Uint32Array(n), at = new Int32Array(n).fill(-1), now = new Float64Array(n);
+  for (let k = 0; k < m; k++) { const who = changes.who[k]; sizes[role[who < 0 ? ~who : who]]++; }
+  const found = [...sizes].map((size) => ({ row: new Uint32Array(size), level: new Float64Array(size) }));
+  for (let k = 0; k < m; k++) {
+    const who = changes.who[k], i = who < 0 ? ~who : who, kind = role[i], { row, level } = found[kind];
+    now[kind] += who < 0 ? -sized[i] : sized[i];
+    if (at[kind] < 0 || row[at[kind]] !== changes.row[k]) row[++at[kind]] = changes.row[k];
+    level[at[kind]] = now[kind];
+  }
+  return found.map(({ row, level }, kind) => {
+    const told = { row: row.subarray(0, at[kind] + 1), level: level.subarray(0, at[kind] + 1) };
+    return detail.rest ? addLevels(told, { row: detail.rest.row, level: detail.rest.bytes[kind] }) : told;
+  });
+}
+
+// The sum of the kinds that are shown.
+function totalLevel(detail, changes, levels, isShown) {
   const { bytes: sized, role } = detail.allocations, m = changes.row.length;
+  if (detail.rest) return levels.filter((_, kind) => isShown[kind]).reduce(addLevels, { row: new Uint32Array(0), level: new Float64Array(0) });
   const row = new Uint32Array(m), level = new Float64Array(m);
   let now = 0, at = -1;
   for (let k = 0; k < m; k++) {
     const who = changes.who[k], i = who < 0 ? ~who : who;
-    if (!isWanted[role[i]]) continue;
+    if (!isShown[role[i]]) continue;
     now += who < 0 ? -sized[i] : sized[i];
     if (at < 0 || row[at] !== changes.row[k]) row[++at] = changes.row[k];
     level[at] = now;
   }
-  const found = { row: row.subarray(0, at + 1), level: level.subarray(0, at + 1) };
-  if (!detail.rest) return found;
-  const rest = new Float64Array(detail.rest.row.length);
-  detail.rest.bytes.forEach((column, each) => { if (isWanted[each]) for (let k = 0; k < rest.length; k++) rest[k] += column[k]; });
-  return addLevels(found, { row: detail.rest.row, level: rest });
+  return { row: row.subarray(0, at + 1), level: level.subarray(0, at + 1) };
 }
 
 function addLevels(a, b) {
@@ -118,34 +133,40 @@ function tallAllocations(detail, rows, isShown, leastBytes, most) {
 // Where each of these allocations lies: [{allocation, columns: [...], bottoms: [...]}]. Within a kind they lie in the
 // order of birth; all that lies between two of them is summed up in a gap.
 function placeAllocations(detail, changes, rows, stacked, chosen) {
-  const { born, freed, bytes: sized, role } = detail.allocations, n = rows.length;
+  const { born, freed, bytes: sized, role } = detail.allocations, first = rows[0], last = rows[rows.length - 1];
   const places = chosen.map((allocation) => ({ allocation, columns: [], bottoms: [] }));
-  const kinds = detail.roles.map(() => ({ places: [], gaps: [0], isLive: [], next: 0 }));
-  for (const place of places) { const kind = kinds[role[place.allocation]]; kind.places.push(place); kind.gaps.push(0); kind.isLive.push(false); }
-  const end = firstAbove(born, rows[n - 1]), gap = new Int32Array(end);
-  const change = (i, sign) => {
-    const kind = kinds[role[i]];
-    if (gap[i] < 0) kind.isLive[~gap[i]] = sign > 0; else kind.gaps[gap[i]] += sign * sized[i];
-  };
+  const kinds = stacked.map(({ role: kind, bottom }) => ({ bottom, mine: places.filter((place) => role[place.allocation] === kind), kind })).filter((each) => each.mine.length);
+  // Every gap and every chosen allocation has a slot: gap, allocation, gap, allocation, ..., gap, kind after kind.
+  const slots = new Float64Array(kinds.reduce((n, { mine }) => n + 2 * mine.length + 1, 0));
+  const next = new Int32Array(detail.roles.length).fill(-1), nextChosen = new Int32Array(detail.roles.length).fill(-1);
+  let start = 0;
+  for (const each of kinds) { each.start = next[each.kind] = start; each.at = 0; nextChosen[each.kind] = each.mine[0].allocation; start += 2 * each.mine.length + 1; }
+  const kindOf = new Map(kinds.map((each) => [each.kind, each])), end = firstAbove(born, last), slot = new Int32Array(end);
   for (let i = 0; i < end; i++) {
-    const kind = kinds[role[i]];
-    gap[i] = kind.places[kind.next]?.allocation === i ? ~(kind.next++) : kind.next;
-    if (born[i] <= rows[0] && freed[i] > rows[0]) change(i, 1);
-  }
-  const shown = stacked.map((each) => ({ ...each, ...kinds[each.role] })).filter((each) => each.places.length);
-  for (let column = 0, k = firstAbove(changes.row, rows[0]); column < n; column++) {
-    for (; k < changes.row.length && changes.row[k] <= rows[column]; k++) {
-      const who = changes.who[k];
-      if (who < 0) change(~who, -1); else change(who, 1);
+    const kind = role[i];
+    slot[i] = next[kind];
+    if (i === nextChosen[kind]) {
+      const each = kindOf.get(kind);
+      slot[i] += 1;
+      next[kind] += 2;
+      nextChosen[kind] = each.mine[++each.at]?.allocation ?? -1;
     }
-    for (const { bottom, places: mine, gaps, isLive } of shown) {
+    if (slot[i] >= 0 && born[i] <= first && freed[i] > first) slots[slot[i]] += sized[i];
+  }
+  for (let column = 0, k = firstAbove(changes.row, first); column < rows.length; column++) {
+    for (; k < changes.row.length && changes.row[k] <= rows[column]; k++) {
+      const who = changes.who[k], i = who < 0 ? ~who : who;
+      if (slot[i] >= 0) slots[slot[i]] += who < 0 ? -sized[i] : sized[i];
+    }
+    for (const { bottom, mine, start: from } of kinds) {
       let height = bottom[column];
       for (let j = 0; j < mine.length; j++) {
-        height += gaps[j];
-        if (!isLive[j]) continue;
+        height += slots[from + 2 * j];
+        const size = slots[from + 2 * j + 1];
+        if (size === 0) continue;
         mine[j].columns.push(column);
         mine[j].bottoms.push(height);
-        height += sized[mine[j].allocation];
+        height += size;
       }
     }
   }

@@ -113,7 +113,7 @@ function paintMarks(context, area, { report, peakRow, row, isPeak, state }) {
     context.arc(x, y, 4 * area.dots, 0, 7);
     context.fillStyle = cssColour("ink");
     context.fill();
-    paintLabel(context, area, `peak ${bytes(report.peak_bytes)}`, x + 8 * area.dots, y + 4 * area.dots, cssColour("ink"));
+    paintLabel(context, area, `peak ${bytes(report.peak_bytes)}${report.peak_bytes > state.high ? " ↑" : ""}`, x + 8 * area.dots, y + 4 * area.dots, cssColour("ink"));
   }
 }
 

@@ -48,8 +48,8 @@ function rankRamp(page, kind, scale) {
   return h("div", { class: "rank-scale" },
     h("div", { class: "rank-ramp", style: { background: `linear-gradient(to right, ${stops})` } },
       isInside ? h("span", { class: "rank-usable", style: { left: `${100 * share}%` }, title: `usable memory: ${bytes(usable)}` }) : null),
-    h("div", { class: "rank-ends" }, h("span", null, `least ${kind.words(scale.low)}`),
-      h("span", { class: "faint" }, isInside ? `mark: usable, ${bytes(usable)}` : beyond), h("span", null, `most ${kind.words(scale.high)}`)));
+    h("div", { class: "rank-ends" }, h("span", null, `least ${kind.words(scale.low)}`), h("span", null, `most ${kind.words(scale.high)}`)),
+    usable ? h("div", { class: "faint" }, isInside ? `mark: usable, ${bytes(usable)}` : beyond) : null);
 }
 
 function rankFigures(page, ranks) {

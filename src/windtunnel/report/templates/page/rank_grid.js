@@ -4,7 +4,7 @@
 // largest cells that fits is taken; no axis and no size is special.
 
 const RANK_GAPS = [0, 5, 10, 16, 24];  // pixels between blocks, by how deep they are nested
-const RANK_CELL = { least: 2, most: 26 };
+const RANK_CELL = { least: 2, most: 32 };
 
 // -> {cell, width, height, place(rank), rankAt(x, y), position(rank), labels, words}
 function rankGrid(mesh, worldSize, wide, tall) {

@@ -102,17 +102,15 @@ function rankMap(page) {
 // The columns of the page by rank, and what they have in common.
 function rankTable(page) {
   const columns = page.data.ranks, at = new Map(), members = new Map();
-  let worst = -1, most = -1;
   columns.rank.forEach((rank, i) => {
     at.set(rank, i);
     const shownBy = columns.same_as[i] >= 0 ? columns.same_as[i] : rank;
     if (!members.has(shownBy)) members.set(shownBy, []);
     members.get(shownBy).push(rank);
-    if (columns.peak_with_fragments_bytes[i] > most) { most = columns.peak_with_fragments_bytes[i]; worst = rank; }
   });
   const order = new Map([...members.keys()].map((rank, i) => [rank, i]));
   const statusOf = (i) => columns.statuses[columns.status[i]];
-  return { columns, at, members, order, worst, hasTime: columns.step_time_us.some((us) => us > 0), statusOf,
+  return { columns, at, members, order, worst: page.data.verdict.rank ?? -1, hasTime: columns.step_time_us.some((us) => us > 0), statusOf,
     isFailed: (i) => !columns.peak_bytes[i] || statusOf(i) === "failed", shownBy: (i) => columns.same_as[i] >= 0 ? columns.same_as[i] : columns.rank[i] };
 }
 

@@ -3,7 +3,8 @@
 // All figures are those of report.json: run.time for the job, time.time and time.profile of a simulated rank.
 
 const TIME_MOST_BARS = 24;
-const TIME_KINDS = { streams: new Set(["phases", "stream", "communication"]), all: null };
+const TIME_KINDS = { streams: new Set(["phases", "stream"]), network: new Set(["phases", "stream", "communication"]), all: null };
+const TIME_TALLEST = 660;  // pixels of the timeline
 
 addView({
   id: "time", title: "Time", isThere: (page) => Boolean(page.data.run?.time),
@@ -79,7 +80,7 @@ function timeBars(page) {
   if (mine && !shown.includes(mine)) shown = [...shown.slice(0, -1), mine];
   const kinds = new Map(shown.flatMap((group) => group.parts).filter((part) => part.seconds > 5e-4 * longest).map((part) => [part.key, part]));
   const axes = [...new Set([...kinds.values()].filter((part) => part.axis).map((part) => part.axis))];
-  const style = (part) => ({ class: `time-${part.kind}`, style: { "--shade": `${Math.max(0, axes.indexOf(part.axis)) * 22}%` } });
+  const style = (part) => ({ class: `time-${part.kind}`, style: { "--shade": `${Math.max(0, axes.indexOf(part.axis)) * 100 / Math.max(1, axes.length - 1)}%` } });
   const tinted = (tag, part, more, ...inner) => { const { style: css, class: name } = style(part); const element = h(tag, { ...more, class: `${name} ${more.class ?? ""}` }, ...inner); element.style.setProperty("--shade", css["--shade"]); return element; };
   const row = (group) => h("button", { type: "button", class: "time-row", "aria-pressed": String(group === mine), "data-ranks": group.ranks.join(" "),
     "aria-label": `rank ${rankRanges(group.ranks).join(", ")}: ${group.parts.map((part) => `${part.word} ${seconds(part.seconds)}`).join(", ")}`,
@@ -110,20 +111,22 @@ function timePartsTable(page, group, tinted) {
 
 async function timeTimeline(box, page) {
   const data = await traceUnpacked(page.data.trace), stage = h("div", { class: "time-trace" });
-  const several = data.ranks.length > 1;
+  const several = data.ranks.length > 1, first = several ? "streams" : "network";
   const heading = several ? `One step of ranks ${rankCut(rankRanges(data.ranks), 4)}` : `One step of rank ${data.ranks[0]}`;
-  const choice = Object.entries({ streams: "streams and network", all: "everything" }).map(([kind, words]) =>
-    h("button", { type: "button", "data-kind": kind, "aria-pressed": String(kind === "streams"), onclick: () => {
+  const choice = Object.entries({ streams: "streams", network: "streams and network", all: "everything" }).map(([kind, words]) =>
+    h("button", { type: "button", "data-kind": kind, "aria-pressed": String(kind === first), onclick: () => {
       for (const button of choice) button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
-      stage.classList.toggle("time-tall", kind === "all");
       view.choose(TIME_KINDS[kind]);
     } }, words));
   box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", stages under each other" : ""}. Striped: nothing is done there, and the words say what is waited for.`),
     h("div", { class: "bar" }, choice, perfettoButtons(data, page.data.title)), stage);
-  const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS.streams });
+  const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS[first], from: timeFrom(data), tallest: TIME_TALLEST });
   window.windtunnelTrace = view;  // for tests, as in trace.html
   return view;
 }
+
+// When the step begins, on the clock of the whole program.
+const timeFrom = (data) => data.tracks.reduce((least, track) => track.start.length ? Math.min(least, track.start[0]) : least, Infinity);
 
 // -- the chosen rank --------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ function timeOperators(profile) {
     { title: "time", key: "seconds", number: true, words: seconds }, { title: "share", key: "seconds", number: true, words: (s) => percent(s, profile.seconds), isDerived: true },
     { title: "TFLOP/s", key: "tflops", number: true, words: (n) => n ? n.toFixed(1) : "" }, { title: "GB/s", key: "gbs", number: true, words: (n) => n ? count(Math.round(n)) : "" }, { title: "basis", key: "basis" },
   ];
-  const box = h("div"), order = { key: "seconds", isDown: true };
+  const box = h("div", { class: "time-operators" }), order = { key: "seconds", isDown: true };
   const draw = () => {
     const rows = [...profile.operators].sort((a, b) => (typeof a[order.key] === "number" ? a[order.key] - b[order.key] : a[order.key].localeCompare(b[order.key])) * (order.isDown ? -1 : 1));
     const head = (column) => column.isDerived ? column.title : h("button", { type: "button", class: "time-sort", "data-key": column.key, onclick: () => {

@@ -2,12 +2,12 @@
 //
 // traceView(box, document, options) fills `box`. Options: prefix of the elements' ids; keys: who hears the keyboard
 // (the box); wheel: "always" zooms, "focused" only after a click or with Ctrl, so that a page can still be scrolled;
-// kinds: which tracks to show at first.
+// kinds: which tracks to show at first; from: the nanosecond that is called 0; tallest: pixels, else it fills its box.
 
 const TRACE_MOST_ARROWS = 200;
 
 function traceView(box, data, options = {}) {
-  const prefix = options.prefix ?? "trace-";
+  const prefix = options.prefix ?? "trace-", from = options.from ?? 0;
   const found = traceTracks(data), { tracks, counters, slices, labels, first, last } = found;
   const search = h("input", { id: `${prefix}search`, type: "search", class: "trace-search", placeholder: "Search names, modules, lines", "aria-label": "Search slices" });
   const matchCount = h("span", { id: `${prefix}found`, role: "status", class: "faint" });
@@ -38,6 +38,7 @@ function traceView(box, data, options = {}) {
     names.replaceChildren(...headings.map(({ name, y, isRank }) =>
       h("div", { title: name, class: isRank ? "trace-rank" : null, style: { top: `${y}px` } }, name)));
     names.style.height = `${height}px`;
+    if (options.tallest) view.style.height = `${Math.min(height + 4, options.tallest)}px`;
     bands = headings.filter((each) => each.isRank).map((each) => each.y);
     if (selected && !selected.track.isShown) select(null);
     gather();
@@ -58,11 +59,11 @@ function traceView(box, data, options = {}) {
     isShown = true;
   }
 
-  function show(from, length) {
+  function show(begin, length) {
     const whole = last - first;
     length = Math.min(Math.max(length, 10), whole * 1.1);
     scale = width / length;
-    left = Math.min(Math.max(from, first - whole * 0.05), last + whole * 0.05 - length);
+    left = Math.min(Math.max(begin, first - whole * 0.05), last + whole * 0.05 - length);
     draw();
   }
   const showAll = () => show(first - (last - first) * 0.01, (last - first) * 1.02);
@@ -96,7 +97,7 @@ function traceView(box, data, options = {}) {
     band(0, TRACE_RULER - 1, colour("paper"));
     band(TRACE_RULER - 1, 1, colour("line"));
     context.fillStyle = ink.faint;
-    for (const time of ticks) context.fillText(traceDuration(time - (options.from ?? 0)), x(time) + 4, TRACE_RULER / 2);
+    for (const time of ticks) context.fillText(traceDuration(time - from), x(time) + 4, TRACE_RULER / 2);
     span.textContent = `${traceDuration(width / scale)} in view`;
   }
 
@@ -106,11 +107,11 @@ function traceView(box, data, options = {}) {
       if (y > tall || y + TRACE_ROW < TRACE_RULER) return;
       let edge = -1;  // what ends before this pixel is there already
       for (let k = traceFirstAfter(row, track.end, left); k < row.length; k++) {
-        const i = row[k], from = x(track.start[i]), to = x(track.end[i]);
-        if (from > width) break;
+        const i = row[k], start = x(track.start[i]), to = x(track.end[i]);
+        if (start > width) break;
         if (to <= edge) continue;
         const mine = labels[track.label[i]];
-        const begin = Math.max(from, -2), wide = Math.max(1, Math.min(to, width + 2) - begin - (to - from > 3 ? 0.5 : 0));
+        const begin = Math.max(start, -2), wide = Math.max(1, Math.min(to, width + 2) - begin - (to - start > 3 ? 0.5 : 0));
         context.globalAlpha = wanted && !wanted[track.label[i]] ? 0.18 : 1;
         context.fillStyle = mine.isWaiting ? stripes : `hsl(${mine.hue} 45% ${ink.light})`;
         context.fillRect(begin, y, wide, TRACE_ROW - 2);
@@ -160,7 +161,7 @@ function traceView(box, data, options = {}) {
   }
 
   function ticksInView() {
-    const rough = 110 / scale, power = 10 ** Math.floor(Math.log10(rough)), from = options.from ?? 0, ticks = [];
+    const rough = 110 / scale, power = 10 ** Math.floor(Math.log10(rough)), ticks = [];
     const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
     for (let k = Math.ceil((left - from) / step); x(from + k * step) < width; k++) ticks.push(from + k * step);
     return ticks;
@@ -183,13 +184,13 @@ function traceView(box, data, options = {}) {
 
   function hover(event) {
     const one = at(event);
-    if (one) tip.show(event, traceWords(one, labels)); else tip.hide();
+    if (one) tip.show(event, traceWords(one, labels, from)); else tip.hide();
   }
 
   function select(one) {
     selected = one;
     details.hidden = !one;
-    if (one) details.textContent = traceWords(one, labels).join("\n");
+    if (one) details.textContent = traceWords(one, labels, from).join("\n");
     resize();
   }
 

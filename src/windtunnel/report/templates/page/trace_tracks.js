@@ -4,6 +4,7 @@
 
 const TRACE_ROW = 17, TRACE_GAP = 6, TRACE_COUNTER = 44, TRACE_RULER = 22, TRACE_HEAD = 22;
 const TRACE_DEEPEST = 40;
+const TRACE_PHASES = { build: 270, forward: 205, backward: 28, optimizer: 140 };  // hues; those of other names are of their letters
 
 async function traceUnpacked(document) {
   const each = (list) => Promise.all(list.map(unpackAll));
@@ -56,7 +57,7 @@ function traceLabel([name, category, args]) {
   const isWaiting = category === "waiting" || category === "wait";
   let hash = 2166136261;
   for (let i = 0; i < name.length; i++) hash = Math.imul(hash ^ name.charCodeAt(i), 16777619);
-  return { name, category, args, isWaiting, hue: (hash >>> 0) % 360, text: `${name}\n${Object.values(args).join("\n")}`.toLowerCase() };
+  return { name, category, args, isWaiting, hue: (category === "phase" ? TRACE_PHASES[name] : null) ?? (hash >>> 0) % 360, text: `${name}\n${Object.values(args).join("\n")}`.toLowerCase() };
 }
 
 // Heights of what is shown, and the words beside it. `kinds`: a set of kinds of tracks, or null for all.
@@ -100,9 +101,9 @@ function traceDuration(ns) {
 }
 
 // What there is to say of a slice; the first line is its name.
-function traceWords({ track, i }, labels) {
+function traceWords({ track, i }, labels, from) {
   const { name, args } = labels[track.label[i]];
-  const lines = [name, `${traceDuration(track.end[i] - track.start[i])} from ${traceDuration(track.start[i])}`];
+  const lines = [name, `${traceDuration(track.end[i] - track.start[i])} from ${traceDuration(track.start[i] - from)}`];
   if (track.merged[i]) lines.push(`stands for ${track.merged[i]} slices`);
   for (const [key, value] of Object.entries(args)) lines.push(`${key}: ${Array.isArray(value) ? value.join(", ") : value}`);
   return lines;
