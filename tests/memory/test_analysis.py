@@ -10,7 +10,7 @@ import pytest
 from tests.memory.rounding_allocator import LateAllocator, RoundingAllocator
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
-from windtunnel.events.model import Alloc, Free, Phase, RecordStream, Role
+from windtunnel.events.model import Alloc, EmptyCache, Free, Phase, RecordStream, Role
 from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.analysis import Moment, analyse_memory, thin_timeline
 from windtunnel.memory.attribution import RoleBytes
@@ -74,6 +74,12 @@ def test_a_killed_run_is_analysed_up_to_its_last_flush(tmp_path):
     assert memory.n_steps == 1
     assert memory.peak_bytes == 80 * KIB
     assert memory.at_peak.total() == memory.peak_bytes
+
+
+def test_a_program_that_only_empties_the_cache_needs_nothing(tmp_path):
+    record_events(tmp_path / "r.arrows", [EmptyCache()])
+    memory = analyse_memory(read_recording(tmp_path / "r.arrows"), RoundingAllocator)
+    assert (memory.peak_bytes, memory.at_peak.total(), len(memory.timeline)) == (0, 0, 1)
 
 
 def test_another_device_has_its_own_memory(tmp_path):

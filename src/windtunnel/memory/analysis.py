@@ -127,7 +127,8 @@ def analyse_memory(
         at_peak=_exactly(role_bytes(lives.role[alive], held), played.peak_bytes),
         by_module=module_shares(recording, lives, alive, held),
         largest=largest_tensors(recording, lives, alive, held),
-        timeline=_timeline(recording, tape, played, lives.role[owner]),
+        # Without any allocation a tape may still have requests: to empty the cache.
+        timeline=_timeline(recording, tape, played, lives.role[owner] if len(lives) else owner),
         fits=failure is None,
         n_retries=limited.n_retries,
         out_of_memory=failure,
