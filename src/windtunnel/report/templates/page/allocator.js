@@ -40,7 +40,7 @@ async function openAllocator(box, page) {
     state.detail = detail;
     const isThere = Boolean(detail?.maps.length);
     parts.title.replaceChildren(`The allocator${who}`);
-    parts.notes.replaceChildren(isThere ? "" : h("p", { class: "note" }, `Rank ${rank} has no map: only ${plural(Object.keys(page.data.details).length, "rank")} (the tightest) ${Object.keys(page.data.details).length === 1 ? "is" : "are"} told in detail.`));
+    parts.notes.replaceChildren(isThere ? "" : h("p", { class: "note" }, `${flameTold(page)}: of rank ${rank} there is no map.`));
     for (const part of [parts.maps, parts.sum, parts.legend, parts.scroll, tools, parts.said]) part.hidden = !isThere;
     if (!isThere) return;
     pick(Math.min(state.which, detail.maps.length - 1));
@@ -88,9 +88,12 @@ function allocatorSummary(state, parts) {
     if (blocks.state[block] === 2) { holes += 1; largest = Math.max(largest, blocks.bytes[block]); }
     else if (blocks.state[block] === 1) pending += blocks.bytes[block];
   }
-  const lost = reserved - allocated;
+  const lost = reserved - allocated, taken = segments.bytes.reduce((sum, size) => sum + size, 0);
+  // MindSpore takes whole blocks from the device, and counts of each what it ever handed out.
+  const untouched = taken > reserved ? ` The segments are ${bytes(taken)} long; what was never handed out of them is not counted, though it is hatched as holes are.` : "";
+  const where = untouched ? "between them" : `${plural(holes, "hole")}, the largest ${bytes(largest)}`;
   parts.sum.replaceChildren(h("p", null, h("strong", { id: "allocator-allocated" }, bytes(allocated)), " of ", h("strong", { id: "allocator-reserved" }, bytes(reserved)), ` reserved in ${plural(segments.bytes.length, "segment")} is in use. `,
-    lost > 0 ? [h("strong", { id: "allocator-lost" }, bytes(lost)), ` (${percent(lost, reserved)}) is not: ${plural(holes, "hole")}, the largest ${bytes(largest)}`, pending ? `; ${bytes(pending)} waits for another stream` : "", "."] : "Nothing is lost."));
+    ...lost > 0 ? [h("strong", { id: "allocator-lost" }, bytes(lost)), ` (${percent(lost, reserved)}) is not: ${where}`, pending ? `; ${bytes(pending)} waits for another stream` : "", "."] : ["Nothing is lost."], untouched));
   const roles = new Set();
   for (let block = 0; block < blocks.bytes.length; block++) if (blocks.state[block] !== 2) roles.add(allocatorRole(state, block));
   const swatch = (style, words) => h("span", null, h("span", { class: `swatch ${style}`, style: style ? null : { background: `var(--role-${words})` } }), style ? words : roleWord(words));

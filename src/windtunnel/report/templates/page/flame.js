@@ -11,9 +11,9 @@ addView({
 async function openFlame(box, page) {
   const state = { by: "module", isFolded: true, isColoured: true, role: null, query: "", zoom: null, focus: null, root: null, detail: null, document: null, shown: [] };
   const parts = { title: h("h2"), crumbs: h("div", { class: "bar flame-crumbs" }), notes: h("div"), kinds: h("div", { class: "bar", role: "group", "aria-label": "Kinds of memory" }),
-    found: h("span", { class: "faint", role: "status" }), graph: h("div", { class: "flame", role: "tree", "aria-label": "Flame graph of live memory: arrow keys move, Enter zooms, Escape goes back, 0 shows everything" }), groups: h("div") };
+    hint: h("p", { class: "note", hidden: true }, "Recorded is the innermost line of your own code and its libraries; ", h("code", null, "windtunnel run --memory-tracker"), " records whole stacks."), found: h("span", { class: "faint", role: "status" }), graph: h("div", { class: "flame", role: "tree", "aria-label": "Flame graph of live memory: arrow keys move, Enter zooms, Escape goes back, 0 shows everything" }), groups: h("div") };
   const switches = flameSwitches(state, parts, rebuild, draw);
-  box.append(parts.title, parts.notes, switches.bar, parts.kinds, parts.crumbs, parts.graph,
+  box.append(parts.title, parts.notes, switches.bar, parts.kinds, parts.hint, parts.crumbs, parts.graph,
     h("p", { class: "faint" }, "Click or Enter: zoom. Arrows: parent, child, neighbours. Escape: back. 0: everything."), parts.groups);
   parts.graph.addEventListener("keydown", (event) => flameKey(event, state, zoomTo));
   parts.graph.addEventListener("pointermove", (event) => { const node = event.target.closest(".flame-node")?.flame; if (node) tip.show(event, flameWords(node, state)); else tip.hide(); });
@@ -45,6 +45,7 @@ async function openFlame(box, page) {
     state.root.name = state.root.path = state.role ? roleWord(state.role) : state.detail && state.row !== state.detail.peak_row ? "alive at this moment" : "alive at the peak";
     state.zoom = state.focus = state.root;
     flameKinds(state, parts, all, rebuild);
+    parts.hint.hidden = state.by !== "line" || !detail || flameHasStacks(detail);
     draw();
   }
 
@@ -68,7 +69,7 @@ function flameSwitches(state, parts, rebuild, draw) {
   const byModule = h("button", { type: "button", onclick: () => { state.by = "module"; mark(); rebuild(); } }, "by module");
   const byLine = h("button", { type: "button", onclick: () => { state.by = "line"; mark(); rebuild(); } }, "by source line");
   const check = (words, name, after) => h("label", null, h("input", { type: "checkbox", checked: state[name], onchange: (event) => { state[name] = event.target.checked; after(); } }), ` ${words}`);
-  const search = h("input", { type: "search", placeholder: "find a module, operator, line", "aria-label": "find in the flame graph", oninput: (event) => { state.query = event.target.value.trim().toLowerCase(); draw(); } });
+  const search = h("input", { type: "search", class: "flame-search", placeholder: "find a module, operator, line", "aria-label": "find in the flame graph", oninput: (event) => { state.query = event.target.value.trim().toLowerCase(); draw(); } });
   function mark() {
     byModule.setAttribute("aria-pressed", String(state.by === "module"));
     byLine.setAttribute("aria-pressed", String(state.by === "line"));
@@ -85,9 +86,14 @@ function flameTitle(page, state, parts) {
   const at = isPeak ? document?.peak_at : { step: stepAt(detail, state.row), phase: phaseAt(detail, state.row), op: "", module: "" };
   if (at) notes.push(h("p", { class: "faint" }, overviewMoment(at), isPeak ? "" : [" ", h("button", { type: "button", onclick: () => page.choose({ at: null }) }, "back to the peak")]));
   if (!document?.peak_bytes) notes.push(h("p", { class: "note" }, "No memory was measured of this rank."));
-  else if (!detail) notes.push(h("p", { class: "note" }, `Only ${plural(Object.keys(page.data.details).length, "rank")} (the tightest) ${Object.keys(page.data.details).length === 1 ? "is" : "are"} told allocation by allocation; of this one the modules at its peak are known.`));
+  else if (!detail) notes.push(h("p", { class: "note" }, `${flameTold(page)}; of this one the modules at its peak are known.`));
   for (const sentence of detail?.left_out ?? []) notes.push(h("p", { class: "note" }, sentence));
   parts.notes.replaceChildren(...notes);
+}
+
+function flameTold(page) {
+  const n = Object.keys(page.data.details ?? {}).length;
+  return n ? `Only ${n === 1 ? "the tightest rank is" : `the ${count(n)} tightest ranks are`} told allocation by allocation` : "This page tells no rank allocation by allocation";
 }
 
 // The legend, and the filter: what is held for one purpose only.

@@ -43,7 +43,7 @@ function flameTree(items, pathOf) {
 }
 
 function flameNode(name, parent) {
-  const path = !parent?.parent ? name : `${parent.path}${parent.isLine || name.startsWith("(") ? " › " : "."}${name}`;
+  const path = !parent?.parent ? name : `${parent.path} › ${name}`;
   return { name, path, parent, depth: parent ? parent.depth + 1 : 0, bytes: 0, count: 0, roles: {}, children: new Map(), items: [] };
 }
 
@@ -69,13 +69,23 @@ function flameByModule(items, isFolded) {
 }
 
 const FLAME_NO_LINE = "(no line of Python: backward, or a library)";
+const flameHasStacks = (detail) => detail.frames.parent.some((parent) => parent >= 0);
+
+// From the outermost line inwards; a recording without whole stacks has the innermost line only: its file stands above it.
 function flameByLine(detail) {
-  const short = (line) => line.replace(/^.*[\\/]/, "");
+  const isDeep = flameHasStacks(detail), short = (line) => line.replace(/^.*[\\/]/, "");
+  const innermost = (line) => [short(line).replace(/:\d+ .*$/, ""), short(line)];
   return (item) => {
-    const stack = item.frame >= 0 ? item.stack.map(short).reverse() : [item.count ? FLAME_NO_LINE : item.module];
-    if (item.frame < 0 && item.count) stack.push(item.module || "(outside of modules)");
-    return [...stack, flameLeaf(item)].filter(Boolean);
+    if (!item.count) return [item.module, flameLeaf(item)];
+    if (item.frame < 0) return [FLAME_NO_LINE, item.module || "(outside of modules)", flameLeaf(item)];
+    return [...isDeep ? flameOwn(item.stack).map(short) : innermost(item.stack[0]), flameLeaf(item)].filter(Boolean);
   };
+}
+
+// The stack from the script on: what started the script is the same for all.
+function flameOwn(stack) {
+  const outside = [...stack].reverse(), first = outside.findIndex((line) => !/^<frozen |[\\/]windtunnel[\\/](commands|capture)[\\/]/.test(line));
+  return first < 0 ? outside : outside.slice(first);
 }
 
 // `layers.3.mlp` -> `layers.0-27.mlp`: the numbers of all siblings, so that alike layers share one branch.

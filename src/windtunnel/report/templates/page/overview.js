@@ -64,9 +64,10 @@ function overviewAnswers(page, rank) {
   const { run, verdict, ranks } = page.data, found = [];
   const isWorst = page.shownBy(page.rank) === verdict.rank;
   if (run.world_size > 1 && verdict.rank !== null && verdict.rank !== undefined) {
-    const alike = ranks ? ranks.rank.filter((_, i) => ranks.same_as[i] === verdict.rank).length : 0;
+    const at = ranks.rank.indexOf(verdict.rank), most = ranks.peak_with_fragments_bytes[at];
+    const alike = run.level ? ranks.peak_with_fragments_bytes.filter((size) => size === most).length - 1 : 0;
     found.push([run.level ? "Worst rank" : "Simulated", h("strong", null, `rank ${verdict.rank}`), ` of ${count(run.world_size)}`,
-      alike ? `; ${plural(alike, "other rank does", "other ranks do")} the same work and ${alike === 1 ? "needs" : "need"} as much` : "",
+      alike ? `; ${plural(alike, "other rank needs", "other ranks need")} as much` : "",
       isWorst ? "" : h("span", null, `. Below: rank ${page.rank}`, page.shownBy(page.rank) !== page.rank ? `, which does the same as rank ${page.shownBy(page.rank)}` : "", "; ",
         h("button", { type: "button", onclick: () => page.choose({ rank: verdict.rank }) }, `show rank ${verdict.rank}`))]);
   }
@@ -90,7 +91,7 @@ const overviewHasLimit = (page, rank) => page.data.run.device.name !== "cpu" && 
 function overviewRoom(page, rank) {
   const need = rank.peak_with_fragments_bytes, usable = rank.usable_memory_bytes, verb = rank.status === "failed" ? "needed " : "needs ";
   const subject = page.data.run.world_size > 1 ? `rank ${page.rank} ${verb}` : verb;
-  const needed = [subject, h("strong", null, bytes(need)), ` (${bytes(rank.peak_bytes)} live, the rest fragments)`];
+  const needed = [subject, h("strong", null, bytes(need)), need > rank.peak_bytes ? ` (${bytes(rank.peak_bytes)} live, the rest fragments)` : ""];
   if (!overviewHasLimit(page, rank)) return needed;
   if (need > usable) return [...needed, ", ", h("strong", { class: "bad" }, `${bytes(need - usable)} too much`), ` for ${bytes(usable)} usable`];
   return [...needed, ", ", h("strong", { class: "good" }, `${bytes(usable - need)} to spare`), ` of ${bytes(usable)} usable`];
@@ -169,7 +170,7 @@ function overviewCheckpoint(page, rank) {
 // -- tables -----------------------------------------------------------------------------------------------------------
 
 function overviewTables(page, rank) {
-  if (!rank?.peak_bytes) return rank ? [overviewFacts(page, rank)] : [];
+  if (!rank?.peak_bytes) return [];
   const who = page.data.run.world_size > 1 ? ` of rank ${page.rank}` : "";
   const modules = overviewModules(rank), most = modules[0]?.size || 1;
   const of = (row) => Object.entries(row.roles).filter(([, size]) => size >= 0.01 * row.size).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([role, size]) => `${roleWord(role)} ${bytes(size)}`).join(", ");

@@ -54,7 +54,7 @@ function warningsWho(found, ranks) {
   const who = [...ranks];
   if (found.worldSize === 1 || !who.length) return "";
   if (who.length === found.worldSize) return "all ranks";
-  const text = numberRanges(new Set(who)).replaceAll(",", ", ");
+  const text = numberRanges(new Set(who)).replaceAll(",", ", ").replaceAll("-", "\u2011");  // a range stays on one line
   return `${who.length === 1 ? "rank" : "ranks"} ${text.length > 60 ? `${text.slice(0, 60)}… (${count(who.length)} in all)` : text}`;
 }
 
