@@ -152,6 +152,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     const { plot } = state, dots = area().dots, room = { left: plot.bbox.left / dots, width: plot.bbox.width / dots };
     const width = parts.chart.clientWidth;
     memoryStrip(parts.strip, detail, { from: state.from, to: state.to, width, room, zoom });
+    parts.overview.setAttribute("aria-label", `in view: events ${count(Math.floor(state.from))} to ${count(Math.ceil(state.to) - 1)} of ${count(detail.rows)}`);
     paintOverview(parts.overview, width, 40, room, state.total, detail.rows, state.from, state.to);
     parts.overview.onpointerdown = parts.overview.onpointermove = (event) => {
       if (!event.buttons) return;

@@ -136,6 +136,7 @@ function memoryStrip(canvas, detail, { from, to, width, room, zoom }) {
     if (note) context.fillText(fittingText(context, note, room.width), room.left + 2, top + tall / 2);
     paintBars(context, bars, x, top, tall, room);
   });
+  canvas.setAttribute("aria-label", lanes.map(({ name, bars, note }) => `${name}: ${note || bars.slice(0, 30).map((each) => each.text).join(", ")}`).join("; "));
   const bar = (event) => {
     const row = from + (to - from) * (event.offsetX - room.left) / room.width;
     return lanes[Math.floor(event.offsetY / (tall + 3))]?.bars.find((each) => row >= each.from && row < each.to);
