@@ -125,8 +125,12 @@ async function timeTimeline(box, page) {
   return view;
 }
 
-// When the step begins, on the clock of the whole program.
-const timeFrom = (data) => data.tracks.reduce((least, track) => track.start.length ? Math.min(least, track.start[0]) : least, Infinity);
+// When the step begins on the devices, on the clock of the whole program; the host may be ahead of it.
+function timeFrom(data) {
+  const starts = (tracks) => tracks.filter((track) => track.start.length).map((track) => track.start[0]);
+  const steps = starts(data.tracks.filter((track) => track.kind === "phases"));
+  return Math.min(...(steps.length ? steps : starts(data.tracks)));
+}
 
 // -- the chosen rank --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ const TRACE_MOST_ARROWS = 200;
 
 function traceView(box, data, options = {}) {
   const prefix = options.prefix ?? "trace-", from = options.from ?? 0;
-  const found = traceTracks(data), { tracks, counters, slices, labels, first, last } = found;
+  const found = traceTracks(data), { tracks, counters, slices, labels } = found;
   const search = h("input", { id: `${prefix}search`, type: "search", class: "trace-search", placeholder: "Search names, modules, lines", "aria-label": "Search slices" });
   const matchCount = h("span", { id: `${prefix}found`, role: "status", class: "faint" });
   const span = h("span", { id: `${prefix}span`, class: "faint" });
@@ -25,7 +25,8 @@ function traceView(box, data, options = {}) {
   box.classList.add("trace");
   box.append(...[bar, leftOut, view, details].filter(Boolean));
 
-  let left = first, scale = 1, width = 1, tall = 1, isPending = false, isShown = false;  // scale: pixels for each nanosecond
+  let first = 0, last = 1;  // nanoseconds of what is shown
+  let left = 0, scale = 1, width = 1, tall = 1, isPending = false, isShown = false, isWhole = true;  // scale: pixels for each nanosecond
   let selected = null, wanted = null, matches = [], atMatch = -1, drag = null, stripes = null;
   let context = canvas.getContext("2d");
   const x = (ns) => (ns - left) * scale;
@@ -39,6 +40,7 @@ function traceView(box, data, options = {}) {
       h("div", { title: name, class: isRank ? "trace-rank" : null, style: { top: `${y}px` } }, name)));
     names.style.height = `${height}px`;
     if (options.tallest) view.style.height = `${Math.min(height + 4, options.tallest)}px`;
+    ({ first, last } = traceSpan(tracks.filter((track) => track.isShown)));
     bands = headings.filter((each) => each.isRank).map((each) => each.y);
     if (selected && !selected.track.isShown) select(null);
     gather();
@@ -55,18 +57,19 @@ function traceView(box, data, options = {}) {
     context = fitCanvas(canvas, width, tall);
     canvas.style.left = `${namesWidth}px`;
     stripes = null;
-    if (isShown) show(left, before); else showAll();
+    if (isWhole) showAll(); else show(left, before);
     isShown = true;
   }
 
   function show(begin, length) {
+    isWhole = false;
     const whole = last - first;
     length = Math.min(Math.max(length, 10), whole * 1.1);
     scale = width / length;
     left = Math.min(Math.max(begin, first - whole * 0.05), last + whole * 0.05 - length);
     draw();
   }
-  const showAll = () => show(first - (last - first) * 0.01, (last - first) * 1.02);
+  const showAll = () => { show(first - (last - first) * 0.01, (last - first) * 1.02); isWhole = true; };
   const zoom = (factor, at) => show(left + at / scale * (1 - factor), width / scale * factor);
 
   function draw() {
@@ -283,20 +286,4 @@ function traceView(box, data, options = {}) {
     },
     goToRank(rank) { view.scrollTop = Math.max(0, (bands[data.ranks.indexOf(rank)] ?? TRACE_RULER) - TRACE_RULER); },
   };
-}
-
-function traceFitted(text, wide) {
-  const most = Math.floor(wide / 6.3);
-  return text.length <= most ? text : most < 4 ? "" : `${text.slice(0, most - 1)}…`;
-}
-
-// Nothing is done here: told by stripes, not by colour alone.
-function traceStripes(context, ground, line) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 8;
-  const pen = tile.getContext("2d");
-  pen.fillStyle = ground; pen.fillRect(0, 0, 8, 8);
-  pen.strokeStyle = line; pen.lineWidth = 2;
-  for (const shift of [-8, 0, 8]) { pen.beginPath(); pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); pen.stroke(); }
-  return context.createPattern(tile, "repeat");
 }

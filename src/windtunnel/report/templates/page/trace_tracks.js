@@ -40,7 +40,7 @@ function traceTracks(document) {
     for (let i = 0; i < time.length; i++) { sum += source.time[i]; time[i] = sum; top = Math.max(top, source.value[i]); }
     return { rank: source.rank, name: source.name, value: source.value, time, top, y: 0, isShown: true };
   });
-  return { tracks, counters, slices, labels: document.labels.map(traceLabel), ...traceSpan(tracks) };
+  return { tracks, counters, slices, labels: document.labels.map(traceLabel) };
 }
 
 function traceSpan(tracks) {
@@ -107,4 +107,20 @@ function traceWords({ track, i }, labels, from) {
   if (track.merged[i]) lines.push(`stands for ${track.merged[i]} slices`);
   for (const [key, value] of Object.entries(args)) lines.push(`${key}: ${Array.isArray(value) ? value.join(", ") : value}`);
   return lines;
+}
+
+function traceFitted(text, wide) {
+  const most = Math.floor(wide / 6.3);
+  return text.length <= most ? text : most < 4 ? "" : `${text.slice(0, most - 1)}…`;
+}
+
+// Nothing is done here: told by stripes, not by colour alone.
+function traceStripes(context, ground, line) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const pen = tile.getContext("2d");
+  pen.fillStyle = ground; pen.fillRect(0, 0, 8, 8);
+  pen.strokeStyle = line; pen.lineWidth = 2;
+  for (const shift of [-8, 0, 8]) { pen.beginPath(); pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); pen.stroke(); }
+  return context.createPattern(tile, "repeat");
 }
