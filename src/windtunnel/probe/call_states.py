@@ -2,8 +2,9 @@
 
     RankComparison ──> call_states ──> CallStates, one element per call in the order of execution
 
-A difference begins at a call whose outputs differ although its inputs and parameters do not. A call that received what
-differs hands it on. A gradient whose call already differed in forward is made of what differs, so it hands on too.
+A difference begins at a call whose outputs differ although the tensors it received do not, and differ much more than they
+do; or whose arguments, which are part of the program, differ. Other calls that differ hand on what they received; a gradient
+is made of what its call had in forward, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.probe.comparison import RankComparison
-from windtunnel.probe.dump_columns import OUTPUT
+from windtunnel.probe.dump_columns import OUTPUT, TENSOR
 from windtunnel.probe.entry_name import BACKWARD, GRADIENT, EntryName, parse_entry_name
 from windtunnel.probe.tolerance import DIFFERENT, EQUAL, ROUNDING
 from windtunnel.probe.verdict import find_divergence
@@ -23,6 +24,7 @@ __all__ = ["A_ONLY", "BOTH", "B_ONLY", "ONE_SIDED", "PHASES", "UNCOMPARED", "Cal
 # States beside EQUAL, ROUNDING and DIFFERENT: only one side makes the call or has one of its values; nothing to compare.
 ONE_SIDED, UNCOMPARED = 3, 4
 BOTH, A_ONLY, B_ONLY = 0, 1, 2
+_MUCH_MORE = 10.0  # times the error of its inputs: less is what a call may make of it
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -77,16 +79,27 @@ def _phases(names: tuple[EntryName, ...]) -> np.ndarray:
 
 def _begins(found: RankComparison, names: tuple[EntryName, ...], state: np.ndarray) -> np.ndarray:
     n = len(names)
-    has_received, received = np.zeros(n, bool), np.zeros(n, bool)
-    taken = found.role != OUTPUT
-    has_received[found.place[taken]] = True
-    received[found.place[taken & (found.judged == DIFFERENT)]] = True
-    begins = (state == DIFFERENT) & has_received & ~received
+    is_taken = found.role != OUTPUT
+    is_different = found.judged == DIFFERENT
+    is_tensor = found.a.columns.kind[found.row_a] == TENSOR
+    errors = np.where(found.is_noise, 0.0, np.nan_to_num(found.numbers.error, nan=0.0, posinf=np.inf))
+    has_inputs, received, is_argued = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
+    worst_in, worst_out = np.zeros(n), np.zeros(n)
+    has_inputs[found.place[is_taken]] = True
+    received[found.place[is_taken & is_tensor & is_different]] = True
+    is_argued[found.place[is_taken & ~is_tensor & is_different]] = True
+    np.maximum.at(worst_in, found.place[is_taken & is_tensor], errors[is_taken & is_tensor])
+    np.maximum.at(worst_out, found.place[~is_taken], errors[~is_taken])
+    # A gradient is made of what its call kept in forward, too.
+    kept: dict[tuple[str, str, str, int], float] = {}
     is_back = np.array([name.direction in (BACKWARD, GRADIENT) for name in names], bool)
-    differing = {_call(names[place]) for place in np.flatnonzero((state == DIFFERENT) & ~is_back).tolist()}
-    for place in np.flatnonzero(begins & is_back).tolist():
-        begins[place] = _call(names[place]) not in differing
-    return begins
+    for place in np.flatnonzero(~is_back).tolist():
+        kept[_call(names[place])] = max(worst_in[place], worst_out[place])
+    for place in np.flatnonzero(is_back).tolist():
+        worst_in[place] = max(worst_in[place], kept.get(_call(names[place]), 0.0))
+    grows = worst_out > _MUCH_MORE * worst_in
+    begins = (state == DIFFERENT) & has_inputs & ~received & grows
+    return begins | is_argued
 
 
 def _call(name: EntryName) -> tuple[str, str, str, int]:
