@@ -4,8 +4,8 @@ const RANK_STATUS = { ok: "ran to its end", oom: "runs out of memory", failed: "
 const RANK_MOST_CLASSES = 40;  // rows of a table that people still read
 
 // A rank in lines: which it is, where it lies, what it needs.
-function rankWords(page, ranks, grid, rank) {
-  const i = ranks.at.get(rank), position = page.data.run.mesh?.length ? rankPosition(grid, rank) : "";
+function rankWords(page, ranks, rank) {
+  const i = ranks.at.get(rank), position = rankPlace(page.data.run.mesh ?? [], rank);
   if (i === undefined) return [`rank ${rank}`, position, "was not looked at"];
   const { columns } = ranks, other = columns.same_as[i];
   const lines = [`rank ${rank}${rank === ranks.worst ? ", which needs most" : ""}`, position];
@@ -83,28 +83,43 @@ function rankHeld(document, peak) {
     h("td", { class: "rank-bar" }, h("div", { style: { width: `${100 * n / held[0][1]}%`, background: `var(--role-${role})` } }))))))];
 }
 
-// Ranks that do the same work, one row for each kind; those that need most first.
+// Ranks that do the same work are one kind; kinds that need the same are one row.
+function rankNeeds(ranks) {
+  const { columns } = ranks, found = new Map();
+  for (const [rank, members] of ranks.members) {
+    const i = ranks.at.get(rank) ?? ranks.at.get(members[0]);
+    const key = [columns.status[i], columns.fits[i], columns.peak_bytes[i], columns.peak_with_fragments_bytes[i], columns.step_time_us[i].toPrecision(4)].join();
+    if (!found.has(key)) found.set(key, { rank, i, simulated: [], members: [] });
+    found.get(key).simulated.push(rank);
+    found.get(key).members.push(...members);
+  }
+  for (const row of found.values()) row.members.sort((a, b) => a - b);
+  return [...found.values()];
+}
+
+// One row for each need, the largest first.
 function rankClasses(page, ranks) {
   const { columns } = ranks;
-  const found = [...ranks.members].map(([rank, members]) => ({ rank, members, i: ranks.at.get(rank) ?? ranks.at.get(members[0]) }));
+  const found = rankNeeds(ranks);
   found.sort((a, b) => columns.peak_with_fragments_bytes[b.i] - columns.peak_with_fragments_bytes[a.i] || a.rank - b.rank);
   const chosen = ranks.at.has(page.rank) ? ranks.shownBy(ranks.at.get(page.rank)) : -1;
   const pick = (row) => page.choose({ rank: row.rank });
   const rows = found.slice(0, RANK_MOST_CLASSES).map((row) => ({ ...row, attributes: {
-    tabindex: 0, "data-rank": row.rank, "aria-selected": String(row.rank === chosen), class: row.rank === chosen ? "rank-chosen" : null,
+    tabindex: 0, "data-rank": row.rank, "aria-selected": String(row.simulated.includes(chosen)), class: row.simulated.includes(chosen) ? "rank-chosen" : null,
     onclick: () => pick(row), onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(row); } },
   } }));
   const shown = [
-    { title: "simulated", cell: (row) => [rankSwatch(rankClassColour(ranks.order.get(row.rank))), `rank ${row.rank}`] },
+    { title: "simulated", cell: (row) => [rankSwatch(rankClassColour(ranks.order.get(row.rank))), `rank ${rankCut(rankRanges(row.simulated), 2)}`] },
     { title: "stands for", number: true, cell: (row) => plural(row.members.length, "rank") },
-    { title: "ranks", cell: (row) => rankCut(rankRanges(row.members), 3) },
+    { title: "ranks", cell: (row) => rankCut(rankRanges(row.members), 5) },
     { title: "peak", number: true, cell: (row) => ranks.isFailed(row.i) ? "" : bytes(columns.peak_bytes[row.i]) },
     { title: "with fragments", number: true, cell: (row) => ranks.isFailed(row.i) ? "" : bytes(columns.peak_with_fragments_bytes[row.i]) },
     ...(ranks.hasTime ? [{ title: "step", number: true, cell: (row) => columns.step_time_us[row.i] ? seconds(columns.step_time_us[row.i] * 1e-6) : "" }] : []),
     { title: "", cell: (row) => ranks.isFailed(row.i) ? h("span", { class: "bad" }, "failed") : columns.fits[row.i] ? "fits" : h("span", { class: "bad" }, "does not fit") },
   ];
   const more = found.length - rows.length;
-  return [h("h3", null, `${plural(found.length, "kind")} of ranks`), table(shown, rows),
+  const title = `${plural(ranks.members.size, "kind")} of work${found.length < ranks.members.size ? `, ${plural(found.length, "different need")}` : ""}`;
+  return [h("h3", null, title), table(shown, rows),
     more > 0 ? h("p", { class: "faint" }, `${plural(more, "kind")} more, which need less; report.json has them all.`) : null].filter(Boolean);
 }
 

@@ -6,7 +6,7 @@
 const RANK_GAPS = [0, 5, 10, 16, 24];  // pixels between blocks, by how deep they are nested
 const RANK_CELL = { least: 2, most: 32 };
 
-// -> {cell, width, height, place(rank), rankAt(x, y), position(rank), labels, words}
+// -> {cell, width, height, place(rank), rankAt(x, y), labels, words}
 function rankGrid(mesh, worldSize, wide, tall) {
   const axes = (mesh.length ? mesh : [{ name: "rank", size: worldSize, stride: 1 }]).slice().reverse();  // innermost first
   let best = null;
@@ -27,7 +27,6 @@ function rankGrid(mesh, worldSize, wide, tall) {
   const spread = (steps) => steps.length ? steps.at(-1).extent : cell;
   return {
     cell, place, width: spread(columns), height: spread(rows),
-    position: (rank) => axes.map((axis, i) => ({ name: axis.name, at: digit(rank, i) })).reverse(),
     rankAt(x, y) {
       const found = new Array(axes.length).fill(0);
       if (!rankDigits(columns, x, cell, found) || !rankDigits(rows, y, cell, found)) return null;

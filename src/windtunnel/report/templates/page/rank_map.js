@@ -65,7 +65,7 @@ function rankMap(page) {
   }
 
   function tell() {
-    if (!isAlone) status.textContent = rankWords(page, ranks, state.grid, document.activeElement === canvas ? state.at : page.rank).join(" · ");
+    if (!isAlone) status.textContent = rankWords(page, ranks, document.activeElement === canvas ? state.at : page.rank).join(" · ");
   }
 
   const pointed = (event) => {
@@ -73,7 +73,7 @@ function rankMap(page) {
     return state.grid.rankAt(event.clientX - box.left - RANK_MARGIN.left, event.clientY - box.top - RANK_MARGIN.top);
   };
   const hover = (rank, event) => {
-    if (rank === null) tip.hide(); else tip.show(event, rankWords(page, ranks, state.grid, rank));
+    if (rank === null) tip.hide(); else tip.show(event, rankWords(page, ranks, rank));
     canvas.style.cursor = rank === null ? "default" : "pointer";
     if (rank === state.hovered) return;
     state.hovered = rank;
@@ -177,10 +177,10 @@ function rankMarks(pen, ranks, cellOf, size, ink) {
 }
 
 function rankShades() {
-  const [low, middle, high] = ["low", "middle", "high"].map((name) => rankRgb(cssColour(name)));
+  const [paper, middle, high] = ["paper", "middle", "high"].map((name) => rankRgb(cssColour(name)));
   const mix = (a, b, t) => `rgb(${a.map((each, k) => Math.round(each + (b[k] - each) * t)).join(" ")})`;
   const ramp = (a, b, from) => Array.from({ length: 64 }, (_, k) => mix(a, b, from + (1 - from) * k / 63));
-  return { fit: ramp(low, middle, 0.08), over: ramp(middle, high, 0.55) };
+  return { fit: ramp(paper, middle, 0.2), over: ramp(middle, high, 0.55) };
 }
 const rankRgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const rankClassColour = (k) => `hsl(${(k * 137.508 + 210) % 360} 45% ${52 + 12 * (Math.floor(k / 8) % 2)}%)`;
@@ -195,4 +195,4 @@ function rankBeside(grid, rank, [dx, dy]) {
   return null;
 }
 
-const rankPosition = (grid, rank) => grid.position(rank).map(({ name, at }) => `${name} ${at}`).join(", ");
+const rankPlace = (mesh, rank) => mesh.map((axis) => `${axis.name} ${Math.floor(rank / axis.stride) % axis.size}`).join(", ");

@@ -4,7 +4,7 @@
 
 const TIME_MOST_BARS = 24;
 const TIME_KINDS = { streams: new Set(["phases", "stream"]), network: new Set(["phases", "stream", "communication"]), all: null };
-const TIME_TALLEST = 660;  // pixels of the timeline
+const TIME_TALLEST = 720;  // pixels of the timeline
 
 addView({
   id: "time", title: "Time", isThere: (page) => Boolean(page.data.run?.time),
@@ -120,7 +120,8 @@ async function timeTimeline(box, page) {
     } }, words));
   box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", stages under each other" : ""}. Striped: nothing is done there, and the words say what is waited for.`),
     h("div", { class: "bar" }, choice, perfettoButtons(data, page.data.title)), stage);
-  const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS[first], from: timeFrom(data), tallest: TIME_TALLEST });
+  const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS[first], from: timeFrom(data), tallest: TIME_TALLEST,
+    rankName: (rank) => [`rank ${rank}`, rankPlace(page.data.run.mesh ?? [], rank)].filter(Boolean).join(": ") });
   window.windtunnelTrace = view;  // for tests, as in trace.html
   return view;
 }

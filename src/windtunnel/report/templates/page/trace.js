@@ -2,7 +2,8 @@
 //
 // traceView(box, document, options) fills `box`. Options: prefix of the elements' ids; keys: who hears the keyboard
 // (the box); wheel: "always" zooms, "focused" only after a click or with Ctrl, so that a page can still be scrolled;
-// kinds: which tracks to show at first; from: the nanosecond that is called 0; tallest: pixels, else it fills its box.
+// kinds: which tracks to show at first; from: the nanosecond that is called 0; tallest: pixels, else it fills its box;
+// rankName: what to write above a rank's tracks.
 
 const TRACE_MOST_ARROWS = 200;
 
@@ -35,7 +36,7 @@ function traceView(box, data, options = {}) {
   // -- what is in view ----------------------------------------------------------------------------------------------
 
   function choose(kinds) {
-    const { headings, height } = traceLayout(found, data.ranks, kinds);
+    const { headings, height } = traceLayout(found, data.ranks, kinds, options.rankName ?? ((rank) => `rank ${rank}`));
     names.replaceChildren(...headings.map(({ name, y, isRank }) =>
       h("div", { title: name, class: isRank ? "trace-rank" : null, style: { top: `${y}px` } }, name)));
     names.style.height = `${height}px`;

@@ -61,11 +61,11 @@ function traceLabel([name, category, args]) {
 }
 
 // Heights of what is shown, and the words beside it. `kinds`: a set of kinds of tracks, or null for all.
-function traceLayout(found, ranks, kinds) {
+function traceLayout(found, ranks, kinds, rankName) {
   const headings = [];
   let y = TRACE_RULER;
   for (const rank of ranks) {
-    headings.push({ name: `rank ${rank}`, y, rank, isRank: true });
+    headings.push({ name: rankName(rank), y, isRank: true });
     y += TRACE_HEAD;
     for (const track of found.tracks) {
       if (track.rank !== rank) continue;
