@@ -277,9 +277,10 @@ def test_a_kind_can_be_switched_off(driver, evil):
     page = Page(driver, path)
     page.find('.memory-legend [data-role="weights"]').click()
     assert page.find('.memory-legend [data-role="weights"]').get_attribute("aria-pressed") == "false"
-    high = 1.07 * memory.peak_with_fragments_bytes
+    high = 1.07 * (memory.peak_bytes - memory.at_peak.weights)  # the scale of what is left
     said = page.point((detail.peak_row + 0.5) / detail.n_rows, 1 - 2 * MIB / high)
     assert "8.00 MiB" in said  # the first activation lies at the bottom now
+    assert f"of the {format_bytes(memory.peak_bytes)} live here" in said  # shares are of everything
     assert complaints(driver) == []
 
 

@@ -52,6 +52,9 @@ function memoryChart(parts, page, detail, isDetailed) {
   const order = () => STACKED.map((name) => detail.roles.indexOf(name)).filter((role) => role >= 0 && isShown[role]);
   const overlay = h("canvas", { class: "memory-overlay", "aria-hidden": "true" });
 
+  const isWhole = () => isShown.every(Boolean);
+  const liveBytes = (at) => levels.reduce((sum, level) => sum + levelAt(level, at), 0);
+
   function addUp() { state.total = totalLevel(detail, changes, levels, isShown); state.picture = null; }
 
   // Show rows [from, to); heights: [low, high] in bytes, null for all of it, undefined: as it is.
@@ -60,8 +63,9 @@ function memoryChart(parts, page, detail, isDetailed) {
     const start = Math.max(0, Math.min((from + to - span) / 2, detail.rows - span));
     state.from = start;
     state.to = start + span;
-    const highest = Math.max(highestLevel(state.total, start, state.to), highestLevel(reserved, start, state.to), 1);
-    const usable = report.usable_memory_bytes;
+    // Without some kinds the bands are not what the allocator reserves, and need their own scale.
+    const highest = Math.max(highestLevel(state.total, start, state.to), isWhole() ? highestLevel(reserved, start, state.to) : 0, 1);
+    const usable = isWhole() && report.usable_memory_bytes;
     const all = 1.07 * (usable && usable < highest * 1.3 ? Math.max(highest, usable) : highest);
     const tall = heights ? Math.max(1024, heights[1] - heights[0]) : all;
     state.low = heights ? Math.max(0, Math.min(heights[0], all - tall)) : 0;
@@ -100,9 +104,10 @@ function memoryChart(parts, page, detail, isDetailed) {
     context.clip();
     paintBands(context, place, picture(), detail);
     paintSteps(context, place);
-    paintLevel(context, place, reserved, state.from, state.to, cssColour("ink"));
-    paintMarks(context, place, { report, peakRow: detail.peak_row, row: row(), isPeak: page.at === null, state });
+    if (isWhole()) paintLevel(context, place, reserved, state.from, state.to, cssColour("ink"));
+    paintMarks(context, place, { report, peakRow: detail.peak_row, row: row(), isPeak: page.at === null, state, isWhole: isWhole() });
     context.restore();
+    paintAxisName(context, place, "events");
   }
 
   function paintSteps(context, place) {
@@ -142,7 +147,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     state.hovered = at?.found ? at.found.allocation : -1;
     if (before !== state.hovered) highlight();
     if (!at) { tip.hide(); return; }
-    const box = plot.over.getBoundingClientRect(), live = levelAt(state.total, at.row);
+    const box = plot.over.getBoundingClientRect(), live = liveBytes(at.row);
     const lines = at.found ? memoryTip(detail, at.found, at.row, live)
       : [`${bytes(live)} live, ${bytes(levelAt(reserved, at.row))} reserved`, memoryMoment(detail, at.row), operatorAt(detail, at.row)?.name];
     tip.show({ clientX: box.left + left, clientY: box.top + top }, lines);
@@ -165,7 +170,7 @@ function memoryChart(parts, page, detail, isDetailed) {
     state.plot.redraw(false);
     drawLegend();
     parts.panel.replaceChildren(...momentPanel(detail, {
-      row: row(), isPeak: row() === detail.peak_row, levels, picked: state.picked, most: state.most,
+      row: row(), isPeak: row() === detail.peak_row, live: liveBytes(row()), picked: state.picked, most: state.most,
       more: () => { state.most += 50; moment(); },
     }, (allocation) => { state.picked = allocation; highlight(); moment(); }));
   }

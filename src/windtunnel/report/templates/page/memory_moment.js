@@ -54,20 +54,20 @@ function memoryTip(detail, found, row, total) {
   const kind = roleWord(detail.roles[found.role]);
   if (found.allocation < 0) return [kind, "bytes of allocations that this page does not name", memoryMoment(detail, row)];
   const one = describe(detail, found.allocation);
+  const share = one.bytes < total / 1000 ? "less than 0.1 %" : percent(one.bytes, total);
   return [
     memoryTitle(one),
-    `${bytes(one.bytes)}, ${percent(one.bytes, total)} of the ${bytes(total)} live here; ${kind}`,
+    `${bytes(one.bytes)}, ${share} of the ${bytes(total)} live here; ${kind}`,
     one.name && one.op ? `made by ${one.op}` : "",
     one.module ? `in ${one.module}` : "",
-    one.where ? `at ${one.where}` : "",
+    one.where && (one.name || one.op) ? `at ${one.where}` : "",
     memoryLife(detail, one),
   ];
 }
 
-// The panel below the chart. `at`: {row, isPeak, levels, picked, most, more()}; `pick(allocation)` chooses one.
+// The panel below the chart. `at`: {row, isPeak, live (bytes), picked, most, more()}; `pick(allocation)` chooses one.
 function momentPanel(detail, at, pick) {
-  const { row } = at, groups = liveGroups(detail, row), { most } = at;
-  const live = detail.roles.reduce((sum, _, role) => sum + levelAt(at.levels[role], row), 0);
+  const { row, live, most } = at, groups = liveGroups(detail, row);
   const reserved = levelAt({ row: detail.reserved.row, level: detail.reserved.bytes }, row);
   const op = operatorAt(detail, row);
   const untold = restAt(detail, row).reduce((a, b) => a + b, 0);

@@ -133,6 +133,14 @@ function paintLabel(context, area, text, x, y, colour) {
   context.fillText(text, left + 5 * dots, top + tall / 2 + 0.5);
 }
 
+function paintAxisName(context, area, text) {
+  context.font = `${11 * area.dots}px system-ui, sans-serif`;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  context.fillStyle = cssColour("faint");
+  context.fillText(text, area.left - 8 * area.dots, area.top + area.height + 20 * area.dots);
+}
+
 // -- the strips below the chart ----------------------------------------------------------------------------------------
 
 // Bars with words on them. bars: [{from, to, text, short, colour}] in rows; words only where they fit.

@@ -89,9 +89,9 @@ function memoryHead(parts, page, detail, isDetailed, hands) {
 }
 
 // Lines over the bands: the device's memory, the peak, where it runs out, the chosen moment.
-function paintMarks(context, area, { report, peakRow, row, isPeak, state }) {
+function paintMarks(context, area, { report, peakRow, row, isPeak, state, isWhole }) {
   const isIn = (at) => at >= state.from && at < state.to, right = area.left + area.width, bottom = area.top + area.height;
-  const usable = report.usable_memory_bytes;
+  const usable = isWhole && report.usable_memory_bytes;
   if (usable && usable < state.high && usable > state.low) {
     paintLine(context, area, area.left, area.y(usable), right, area.y(usable), cssColour("bad"), [7, 5]);
     paintLabel(context, area, `usable ${bytes(usable)}`, right, area.y(usable) - 20 * area.dots, cssColour("bad"));
@@ -106,7 +106,11 @@ function paintMarks(context, area, { report, peakRow, row, isPeak, state }) {
     paintLine(context, area, x, area.top, x, bottom, cssColour("accent"));
     paintLabel(context, area, "chosen", x + 4 * area.dots, bottom - 22 * area.dots, cssColour("accent"));
   }
-  if (isIn(peakRow)) {
+  if (isIn(peakRow) && !isWhole) {
+    const x = (area.x(peakRow) + area.x(peakRow + 1)) / 2;
+    paintLine(context, area, x, area.top, x, bottom, cssColour("ink"), [4, 3]);
+    paintLabel(context, area, "peak of all kinds", x + 4 * area.dots, area.top, cssColour("ink"));
+  } else if (isIn(peakRow)) {
     const x = (area.x(peakRow) + area.x(peakRow + 1)) / 2, y = area.y(report.peak_bytes);
     paintLine(context, area, x, y, x, bottom, cssColour("ink"), [4, 3]);
     context.beginPath();
