@@ -173,6 +173,7 @@ function flameWords(node, state) {
 function flameFocus(element, node, state) {
   state.focus = node;
   for (const each of state.shown) each.element.tabIndex = each.element === element ? 0 : -1;
+  if (!element.matches(":focus-visible")) return;  // the pointer has its own box
   const box = element.getBoundingClientRect();
   tip.show({ clientX: Math.max(0, box.left), clientY: box.bottom - 12 }, flameWords(node, state));
 }
