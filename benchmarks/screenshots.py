@@ -26,16 +26,16 @@ from windtunnel.commands.compare_pages import comparison_page, precision_page
 _ROOT = Path(__file__).parents[1]
 _IMAGES = _ROOT / "docs" / "images"
 _WORK = _ROOT / "windtunnel-out" / "screenshots"
-_WIDTH, _HEIGHT, _TALLEST = 1280, 720, 1000
-_COLOURS = 128  # a page has few; a third of the bytes
+_WIDTH, _LOWEST = 1280, 360
+_COLOURS = 256  # a page has few; a third of the bytes
 
 _READY = """
 const done = arguments[arguments.length - 1];
 (async () => {
   while (!window.windtunnel) await new Promise((next) => setTimeout(next, 20));
   await windtunnel.ready();
-  requestAnimationFrame(() => requestAnimationFrame(done));
-})();
+  requestAnimationFrame(() => requestAnimationFrame(() => done(null)));
+})().catch((error) => done(error.message));
 """
 
 
@@ -46,6 +46,7 @@ class Shot:
     name: str
     page: str
     view: str = ""
+    tallest: int = 1000
     act: Callable[[Any], None] | None = None
 
 
@@ -57,14 +58,14 @@ def world(recompute: bool = False) -> Path:
     folder = _WORK / ("world-recompute" if recompute else "world")
     launch = f"{sys.executable} -m windtunnel.commands.main run --level 3 --device a100-40gb --world-size 16"
     sizes = {"TP": "2", "PP": "4", "SEQ": "8192", "GLOBAL_BATCH": "16", "RECOMPUTE": str(int(recompute))}
-    script = ["sh", str(_ROOT / "examples" / "megatron" / "qwen25_7b.sh")]
+    script = ["sh", "examples/megatron/qwen25_7b.sh"]
     return _made(folder, script, {"LAUNCH": f"{launch} --force --out {folder}", **sizes})
 
 
 def remat() -> Path:
     folder = _WORK / "remat"
     command = [*_windtunnel("remat"), "--device", "2080ti-11gb", "--force", "--out", str(folder)]
-    return _made(folder, [*command, str(_ROOT / "examples" / "resnet50.py"), "--batch", "200"])
+    return _made(folder, [*command, "examples/resnet50.py", "--batch", "200"])
 
 
 def comparison() -> Path:
@@ -107,11 +108,12 @@ PAGES: dict[str, Callable[[], Path]] = {
     "precision": precision,
 }
 SHOTS = (
-    Shot("overview", "world", "overview"),
+    Shot("overview", "world", "overview", tallest=1250),
     Shot("memory", "world", "memory"),
     Shot("peak", "world", "peak"),
     Shot("allocator", "world", "allocator"),
     Shot("time", "world", "time"),
+    Shot("timeline", "world", "time", act=to_the_timeline),
     Shot("warnings", "world", "warnings"),
     Shot("remat", "remat", "remat"),
     Shot("comparison", "comparison"),
@@ -132,7 +134,8 @@ def main(argv: list[str] | None = None) -> None:
     _WORK.mkdir(parents=True, exist_ok=True)
     shots = [shot for shot in SHOTS if not args.names or shot.name in args.names]
     pages = {name: PAGES[name]() for name in dict.fromkeys(shot.page for shot in shots)}
-    with open_browser(_WIDTH, _HEIGHT) as driver:
+    with open_browser(_WIDTH, _LOWEST) as driver:
+        driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         for shot in shots:
             for theme in ("light", "dark"):
                 path = _IMAGES / f"report-{shot.name}-{theme}.png"
@@ -145,20 +148,20 @@ def main(argv: list[str] | None = None) -> None:
 
 def _take(driver: Any, page: Path, shot: Shot, theme: str, path: Path) -> int:
     driver.get("about:blank")  # the same address with another view would not load the page anew
-    _fit_window(driver, _HEIGHT)
+    _fit_window(driver, shot.tallest)
     driver.get(f"{page.as_uri()}#{shot.view}")
     driver.execute_script(
         "document.documentElement.dataset.theme = arguments[0]; dispatchEvent(new Event('resize'));", theme
     )
     driver.execute_async_script(_READY)
     content = driver.execute_script("return Math.ceil(document.body.getBoundingClientRect().height)")
-    _fit_window(driver, max(_HEIGHT // 2, min(content, _TALLEST)))
+    _fit_window(driver, max(_LOWEST, min(content, shot.tallest)))
     driver.execute_async_script(_READY)
     if shot.act is not None:
         shot.act(driver)
         driver.execute_async_script(_READY)
     image = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-    image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     return path.stat().st_size
 
 

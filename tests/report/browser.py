@@ -65,4 +65,4 @@ def pixels(driver: Any) -> np.ndarray:
 
 def n_colours(shown: np.ndarray) -> int:
     """Few, if nothing is drawn."""
-    return len(np.unique(shown.reshape(-1, 3), axis=0))
+    return len(np.unique(shown.astype(np.int32) @ np.array([65536, 256, 1])))
