@@ -185,7 +185,7 @@ def test_modules_and_tensors_are_the_reports(show):
 
 def test_of_many_ranks_the_worst_is_shown_and_another_can_be(show, browser):
     view = show("many")
-    assert "rank 2 of 6; 3 other ranks need as much" in view.text
+    assert "rank 2 of 6; 3 other ranks need as much: map of all ranks" in view.text
     assert "What holds the memory of rank 2 at its peak" in view.text
     browser.execute_script("windtunnel.page.choose({rank: 1})")
     assert "Below: rank 1, which does the same as rank 0" in view.text
@@ -224,7 +224,7 @@ def test_a_limit_far_off_is_told_rather_than_drawn(show):
 
 def test_time_is_told_when_it_was_predicted(show):
     text = show("timed").text
-    assert "1 s a step, 8,192 tokens/s, MFU 50.0 %, pipeline bubble 10.0 %" in text
+    assert "1 s a step, 8,192 tokens/s, MFU 50.0 %, pipeline bubble 10.0 % on average over the ranks" in text
     assert TIME.bound_by in text
     assert TIME.slowest_why in text
 

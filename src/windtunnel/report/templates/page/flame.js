@@ -207,7 +207,7 @@ function flameTable(state, parts) {
     const open = () => { stack.hidden = !stack.hidden; row.setAttribute("aria-expanded", String(!stack.hidden)); };
     const hasStack = group.stack.length > 0;
     const row = h("tr", hasStack ? { tabindex: 0, "aria-expanded": "false", title: "the whole stack", onclick: open, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { open(); event.preventDefault(); } } } : null,
-      h("td", null, h("code", null, group.name || [group.op, group.module].filter(Boolean).join(" ") || "(unnamed)")),
+      h("td", null, h("code", null, tensorWords(group))),
       h("td", null, h("span", { class: "swatch", style: { background: `var(--role-${group.role})` } }), roleWord(group.role)),
       h("td", { class: "number" }, bytes(group.bytes)), h("td", { class: "number" }, percent(group.bytes, state.total)), h("td", { class: "number" }, group.count ? count(group.count) : ""),
       h("td", null, group.shape), h("td", null, group.where, hasStack ? h("span", { class: "faint" }, " ▸") : ""));

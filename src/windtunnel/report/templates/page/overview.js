@@ -15,7 +15,7 @@ addView({
       rest.replaceChildren(...overviewTables(page, document));
     };
     update();
-    if (map) box.append(h("h2", null, `All ${plural(page.data.run.world_size, "rank")}`), map.element);
+    if (map) box.append(h("h2", { id: "overview-ranks" }, `All ${plural(page.data.run.world_size, "rank")}`), map.element);
     box.append(rest);
     map?.resize?.();
     return { update: () => { update(); map?.update?.(page); }, resize: () => map?.resize?.() };
@@ -54,7 +54,7 @@ function overviewLink(page, view, words) {
 
 function overviewRank(page, rank) {
   const answers = overviewAnswers(page, rank);
-  const parts = [h("dl", { class: "overview-answers" }, answers.flatMap(([question, ...answer]) => [h("dt", null, question), h("dd", null, ...answer)]))];
+  const parts = [h("dl", { class: "overview-answers" }, answers.flatMap(([question, ...answer]) => [h("dt", null, question), h("dd", null, answer.flat())]))];
   if (!rank?.peak_bytes) return parts;
   parts.push(overviewMemory(page, rank));
   return parts;
@@ -66,8 +66,10 @@ function overviewAnswers(page, rank) {
   if (run.world_size > 1 && verdict.rank !== null && verdict.rank !== undefined) {
     const at = ranks.rank.indexOf(verdict.rank), most = ranks.peak_with_fragments_bytes[at];
     const alike = run.level ? ranks.peak_with_fragments_bytes.filter((size) => size === most).length - 1 : 0;
-    found.push([run.level ? "Worst rank" : "Simulated", h("strong", null, `rank ${verdict.rank}`), ` of ${count(run.world_size)}`,
+    const hasFailed = Object.values(page.data.simulated).some((each) => each.status === "failed");
+    found.push([!run.level ? "Simulated" : hasFailed ? "Needs most" : "Worst rank", h("strong", null, `rank ${verdict.rank}`), ` of ${count(run.world_size)}`,
       alike ? `; ${plural(alike, "other rank needs", "other ranks need")} as much` : "",
+      typeof rankMap === "function" ? [": ", h("a", { href: "#overview", onclick: (event) => { event.preventDefault(); document.getElementById("overview-ranks")?.scrollIntoView({ block: "start" }); } }, "map of all ranks")] : "",
       isWorst ? "" : h("span", null, `. Below: rank ${page.rank}`, page.shownBy(page.rank) !== page.rank ? `, which does the same as rank ${page.shownBy(page.rank)}` : "", "; ",
         h("button", { type: "button", onclick: () => page.choose({ rank: verdict.rank }) }, `show rank ${verdict.rank}`))]);
   }
@@ -108,9 +110,9 @@ function overviewTime(page, rank) {
   const facts = [`${seconds(time.step_seconds)} a step`];
   if (time.tokens_per_second) facts.push(`${count(Math.round(time.tokens_per_second))} tokens/s`);
   if (time.model_flops_utilisation !== null) facts.push(`MFU ${percent(time.model_flops_utilisation, 1)}`);
-  if (time.bubble_share) facts.push(`pipeline bubble ${percent(time.bubble_share, 1)}`);
+  if (time.bubble_share) facts.push(`pipeline bubble ${percent(time.bubble_share, 1)} on average over the ranks`);
   const found = [["Step", h("strong", null, facts[0]), facts.slice(1).map((fact) => `, ${fact}`).join(""), ": ", overviewLink(page, "time", "where the time goes")]];
-  if (time.bound_by) found.push(["Bound by", time.bound_by]);
+  if (time.bound_by) found.push(["Bound by", page.data.run.world_size > 1 && time.slowest_rank !== null ? `on rank ${time.slowest_rank}, the slowest: ` : "", time.bound_by]);
   if (page.data.run.world_size > 1 && time.slowest_rank !== null && time.slowest_why) found.push(["Slowest rank", `rank ${time.slowest_rank}: ${time.slowest_why}`]);
   return found;
 }
@@ -158,7 +160,7 @@ function overviewCheckpoint(page, rank) {
     { title: "modules", number: true, cell: (row) => count(row.count) },
     { title: "activations", number: true, cell: (row) => bytes(row.bytes) },
     { title: "of the need", number: true, cell: (row) => percent(row.share, 1) },
-    ...hasTime ? [{ title: "forward", number: true, cell: (row) => row.forward_us ? `≈ ${seconds(row.forward_us / 1e6)}` : "" },
+    ...hasTime ? [{ title: "forward a step", number: true, cell: (row) => row.forward_us ? `≈ ${seconds(row.forward_us / 1e6)}` : "" },
       { title: "freed per ms", number: true, cell: (row) => row.forward_us ? `≤ ${bytes(row.bytes / row.forward_us * 1e3)}` : "" }] : [],
   ];
   const first = rows.find((row) => row.is_whole) ?? rows[0];
@@ -182,7 +184,7 @@ function overviewTables(page, rank) {
       { title: "of which", cell: of },
     ], modules, { id: "overview-modules" })),
     h("div", null, h("h2", null, `Largest tensors at the peak${who}`), table([
-      { title: "what", cell: (row) => [h("span", { class: "swatch", style: { background: `var(--role-${row.role})` }, title: roleWord(row.role) }), h("code", null, row.name || [row.op, row.module].filter(Boolean).join(" ") || "(unnamed)")] },
+      { title: "what", cell: (row) => [h("span", { class: "swatch", style: { background: `var(--role-${row.role})` }, title: roleWord(row.role) }), h("code", null, tensorWords(row))] },
       { title: "bytes", number: true, cell: (row) => bytes(row.bytes) },
       { title: "count", number: true, cell: (row) => count(row.count) },
       { title: "shape", cell: (row) => row.shape ? `${row.shape.join("×") || "scalar"} ${row.dtype}` : "" },
@@ -190,6 +192,9 @@ function overviewTables(page, rank) {
     ], rank.largest_at_peak.slice(0, 12), { id: "overview-tensors" }))),
   overviewFacts(page, rank)];
 }
+
+// What to call tensors: a weight's name, what computes them and where, or at least the line.
+const tensorWords = (row) => row.name || [row.op, row.module].filter(Boolean).join(" ") || (row.where ? `allocation at ${row.where}` : "(unnamed)");
 
 // Module paths with layers folded, at the greatest depth that keeps the table short.
 function overviewModules(rank) {

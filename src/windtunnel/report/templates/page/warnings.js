@@ -8,7 +8,7 @@ addView({
   isThere(page) {
     if (!page.data.run) return false;
     const n = warningsCount(warningsOf(page));
-    this.title = n ? `Warnings (${count(n)})` : "Warnings";
+    this.title = n ? `Warnings\u00a0(${count(n)})` : "Warnings";
     return true;
   },
   mount(box, page) {
