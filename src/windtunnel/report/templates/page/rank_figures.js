@@ -21,7 +21,8 @@ function rankWords(page, ranks, rank) {
 function rankLegend(page, ranks, { mode, scale, grid }) {
   const kind = RANK_MODES[mode], parts = [], { columns } = ranks;
   if (!kind.column) parts.push(h("p", null, `${plural(ranks.members.size, "colour")}: ranks of one colour do the same work, and one of them was simulated.`));
-  else if (scale.isEqual) parts.push(h("p", null, rankSwatch(rankShades().fit[32]), `All ranks ${kind.verb} the same: ${kind.words(scale.high)}.`));
+  else if (scale.isEqual) parts.push(h("p", null, rankSwatch(rankShades().fit[32]), 
+    `All ranks ${kind.verb} the same: ${kind.words(scale.high)}${scale.low < scale.high ? `, to within ${kind.words(scale.high - scale.low)}` : ""}.`));
   else parts.push(rankRamp(page, kind, scale));
   const nOver = columns.fits.reduce((n, fits, i) => n + (!fits && !ranks.isFailed(i)), 0);
   const nFailed = columns.fits.reduce((n, _, i) => n + ranks.isFailed(i), 0);
@@ -29,7 +30,7 @@ function rankLegend(page, ranks, { mode, scale, grid }) {
   if (nOver) marks.push(h("span", { class: "bad" }, `✕ ${plural(nOver, "rank does", "ranks do")} not fit`));
   if (nFailed) marks.push(h("span", { class: "bad" }, `− ${plural(nFailed, "rank")} failed`));
   if (columns.rank.length < page.data.run.world_size) marks.push(h("span", null, `empty: ${plural(page.data.run.world_size - columns.rank.length, "rank was", "ranks were")} not looked at`));
-  if (ranks.worst >= 0) marks.push(h("span", null, `ring: rank ${ranks.worst} needs most`));
+  if (ranks.worst >= 0 && !scale?.isEqual) marks.push(h("span", null, `ring: rank ${ranks.worst} needs most`));
   parts.push(h("p", { class: "rank-marks" }, marks), h("p", { class: "faint" }, `${grid.words}.`));
   return parts;
 }
@@ -57,7 +58,7 @@ function rankFigures(page, ranks) {
   if (i === undefined) return [title, h("p", null, "This rank was not looked at: the run was told which ranks to simulate.")];
   const document = page.document(), { columns } = ranks, shownBy = ranks.shownBy(i);
   const axes = page.data.run.mesh ?? [];
-  const place = axes.map((axis) => `${axis.name} ${Math.floor(rank / axis.stride) % axis.size} of ${axis.size}`).join(", ");
+  const place = axes.map((axis) => axis.name.includes(" ") ? `${axis.name}: ${Math.floor(rank / axis.stride) % axis.size}` : `${axis.name} ${Math.floor(rank / axis.stride) % axis.size} of ${axis.size}`).join(", ");
   const status = columns.same_as[i] >= 0 ? `same work as rank ${shownBy}, which was simulated` : RANK_STATUS[ranks.statusOf(i)] ?? ranks.statusOf(i);
   const rows = [["status", columns.fits[i] || ranks.isFailed(i) ? status : `${status}; does not fit`], ["place", place]];
   if (document && !ranks.isFailed(i)) {
@@ -88,7 +89,8 @@ function rankNeeds(ranks) {
   const { columns } = ranks, found = new Map();
   for (const [rank, members] of ranks.members) {
     const i = ranks.at.get(rank) ?? ranks.at.get(members[0]);
-    const key = [columns.status[i], columns.fits[i], columns.peak_bytes[i], columns.peak_with_fragments_bytes[i], columns.step_time_us[i].toPrecision(4)].join();
+    const needs = [bytes(columns.peak_bytes[i]), bytes(columns.peak_with_fragments_bytes[i]), seconds(columns.step_time_us[i] * 1e-6)];
+    const key = [ranks.isFailed(i), columns.fits[i], ...needs].join();
     if (!found.has(key)) found.set(key, { rank, i, simulated: [], members: [] });
     found.get(key).simulated.push(rank);
     found.get(key).members.push(...members);

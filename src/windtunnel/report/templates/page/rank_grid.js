@@ -97,13 +97,14 @@ function rankLabels(steps, axes, room) {
   const every = [1, 2, 4, 8, 16, 32, 64, 128, 256].find((n) => n * outer.step >= room) ?? outer.size;
   const labels = [];
   for (let at = 0; at < outer.size; at += every) {
-    labels.push({ text: `${axes[outer.axis].name} ${at * outer.unit}`, at: at * outer.step + outer.body / 2 });
+    const { name } = axes[outer.axis];
+    labels.push({ text: `${name.includes(" ") ? "" : `${name} `}${at * outer.unit}`, at: at * outer.step + outer.body / 2 });
   }
   return labels;
 }
 
 function rankDirection(word, steps, axes) {
-  const names = [...new Set(steps.map((part) => axes[part.axis].name))].reverse();
+  const names = steps.map((part) => part.isFold ? `more of ${axes[part.axis].name}` : axes[part.axis].name).reverse();
   return names.length ? `${word}: ${names.join(", and in it ")}` : "";
 }
 

@@ -3,7 +3,7 @@
 // Ranks are drawn once on a canvas nobody sees; pointing at one only copies it and draws a ring.
 
 const RANK_MARGIN = { left: 58, top: 20, right: 6, bottom: 6 };
-const RANK_HEIGHT = 430;
+const RANK_HEIGHT = 560;
 const RANK_ALIKE = 0.05;  // of the largest: ranks that differ by less get nearly the same colour
 const RANK_MODES = {
   fragments: { title: "peak with fragments", column: "peak_with_fragments_bytes", words: bytes, verb: "need" },
@@ -127,13 +127,14 @@ function rankScale(ranks, mode) {
   ranks.columns[column].forEach((value, i) => { if (!ranks.isFailed(i) && value > 0) { low = Math.min(low, value); high = Math.max(high, value); } });
   if (!(low <= high)) return { low: 0, high: 0, from: 0, to: 1, isEqual: true };
   const spare = Math.max(0, RANK_ALIKE * high - (high - low)) / 2;
-  return { low, high, from: low - spare, to: high + spare, isEqual: low === high };
+  const { words } = RANK_MODES[mode];
+  return { low, high, from: low - spare, to: high + spare, isEqual: words(low) === words(high) };
 }
 
 function rankPicture(grid, ranks, state) {
   const canvas = document.createElement("canvas");
   const wide = RANK_MARGIN.left + grid.width + RANK_MARGIN.right, tall = RANK_MARGIN.top + grid.height + RANK_MARGIN.bottom;
-  const pen = fitCanvas(canvas, wide, tall), size = grid.cell > 5 ? grid.cell - 1 : grid.cell - 0.5;
+  const pen = fitCanvas(canvas, wide, tall), size = grid.cell > 5 ? grid.cell - 1 : grid.cell;
   const shades = rankShades(), { columns } = ranks, { column } = RANK_MODES[state.mode];
   const ink = cssColour("ink"), none = cssColour("line");
   pen.font = "11px system-ui, sans-serif"; pen.fillStyle = cssColour("faint"); pen.textBaseline = "middle";
@@ -180,7 +181,7 @@ function rankShades() {
   const [paper, middle, high] = ["paper", "middle", "high"].map((name) => rankRgb(cssColour(name)));
   const mix = (a, b, t) => `rgb(${a.map((each, k) => Math.round(each + (b[k] - each) * t)).join(" ")})`;
   const ramp = (a, b, from) => Array.from({ length: 64 }, (_, k) => mix(a, b, from + (1 - from) * k / 63));
-  return { fit: ramp(paper, middle, 0.2), over: ramp(middle, high, 0.55) };
+  return { fit: ramp(paper, middle, 0.28), over: ramp(middle, high, 0.55) };
 }
 const rankRgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const rankClassColour = (k) => `hsl(${(k * 137.508 + 210) % 360} 45% ${52 + 12 * (Math.floor(k / 8) % 2)}%)`;
@@ -195,4 +196,5 @@ function rankBeside(grid, rank, [dx, dy]) {
   return null;
 }
 
-const rankPlace = (mesh, rank) => mesh.map((axis) => `${axis.name} ${Math.floor(rank / axis.stride) % axis.size}`).join(", ");
+// "pp 1, dp 0, tp 3"; "axis of 4: 3" where an axis has no short name.
+const rankPlace = (mesh, rank) => mesh.map((axis) => `${axis.name}${axis.name.includes(" ") ? ":" : ""} ${Math.floor(rank / axis.stride) % axis.size}`).join(", ");

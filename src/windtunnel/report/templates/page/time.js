@@ -118,7 +118,7 @@ async function timeTimeline(box, page) {
       for (const button of choice) button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
       view.choose(TIME_KINDS[kind]);
     } }, words));
-  box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", stages under each other" : ""}. Striped: nothing is done there, and the words say what is waited for.`),
+  box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", ranks under each other" : ""}. Striped: nothing is done there, and the words say what is waited for.`),
     h("div", { class: "bar" }, choice, perfettoButtons(data, page.data.title)), stage);
   const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS[first], from: timeFrom(data), tallest: TIME_TALLEST,
     rankName: (rank) => [`rank ${rank}`, rankPlace(page.data.run.mesh ?? [], rank)].filter(Boolean).join(": ") });
