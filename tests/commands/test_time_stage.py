@@ -45,8 +45,8 @@ LOOKUP = Signature(
 )
 ODD = Signature("mine.odd.default", (spec(N, N),), (spec(N, N),), "")
 SUM = Signature("c10d.all_reduce", (spec(N, N),), (), "op=SUM")
-SEND = [Signature("c10d.send", (spec(N, N),), (), f"peer={peer}") for peer in range(4)]
-RECEIVE = [Signature("c10d.recv", (), (spec(N, N),), f"peer={peer}") for peer in range(4)]
+SEND = [Signature("c10d.send", (spec(N, N),), (), f"peer={peer}") for peer in range(6)]
+RECEIVE = [Signature("c10d.recv", (), (spec(N, N),), f"peer={peer}") for peer in range(6)]
 SIGNATURES = [MM, LOOKUP, ODD, SUM, *SEND, *RECEIVE]
 
 
@@ -214,6 +214,23 @@ def test_traces_are_written_of_a_few_ranks_and_of_those_that_are_named(tmp_path)
     assert not (tmp_path / "named" / "trace_view.json").exists()  # nothing to put side by side
     absent = timed(tmp_path / "absent", steps, stands_for={1: 0}, trace_ranks=(0, 1))
     assert "there is no trace of rank 1: it was not simulated itself" in absent.time.notes
+
+
+def test_the_page_gets_a_step_of_the_ranks_that_have_traces_or_of_the_slowest_pipeline(tmp_path):
+    steps = [op(MM), Step(1), op(MM), Step(2)]
+    assert timed(tmp_path / "many", *[steps] * 6).trace["ranks"] == [0, 1, 3, 5]
+    assert timed(tmp_path / "many", *[steps] * 6).trace["step"] == 2
+    assert timed(tmp_path / "named", *[steps] * 6, trace_ranks=(5,)).trace["ranks"] == [5]
+    assert timed(tmp_path / "none", steps, writes_page=False).trace is None
+    # Six stages, the last the slowest: all of them, though only four have files.
+    stages = [
+        [
+            Group(0, tuple(range(6))), Alloc(1, 8), *([call(RECEIVE[rank - 1])] if rank else []),
+            *[op(MM)] * (rank + 1), *([call(SEND[rank + 1])] if rank < 5 else []), Step(1),
+        ]
+        for rank in range(6)
+    ]  # fmt: skip
+    assert timed(tmp_path / "stages", *stages).trace["ranks"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_trace_that_cannot_be_written_costs_the_trace_only(tmp_path):
