@@ -1,6 +1,6 @@
 """What to call each allocation: a label for all that are alike, every text once, and the Python stacks behind them.
 
-    recording, lifetimes ──> label_allocations ──> LabelledAllocations (a label for each), Labels, texts
+    recording, lifetimes ──> label_allocations ──> the label of each, Labels, texts
     frames in use ──> frame_columns ──> FrameColumns
 
 A training step repeats itself: half a million allocations have a few thousand labels.
@@ -8,7 +8,7 @@ A training step repeats itself: half a million allocations have a few thousand l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,32 +63,40 @@ def label_allocations(
     recording: Recording, lives: Lifetimes, chosen: np.ndarray, new_frames: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, Labels]:
     """The label of each of the chosen lives, and the labels; `new_frames` from `frame_columns`."""
-    slots = output_slots(recording, lives, chosen)
-    columns = [c[chosen] for c in (lives.name, lives.module, lives.role, lives.signature, lives.frame)]
-    columns.append(slots)
+    made_by = [lives.signature[chosen], output_slots(recording, lives, chosen)]
+    first, result = number_rows(made_by)
+    ops, shapes = [], []
+    for signature, slot in zip(*(column[first].tolist() for column in made_by), strict=True):
+        ops.append(texts(short_op(recording.signatures[signature].name) if signature >= 0 else ""))
+        spec = recording.signatures[signature].outputs[slot] if slot >= 0 else None
+        size = "x".join(map(str, spec.shape)) or "scalar" if spec is not None else ""
+        shapes.append(texts(f"{size} {spec.dtype}" if spec is not None else ""))
+    booked_on = [lives.module[chosen], lives.name[chosen], lives.role[chosen]]
+    first, place = number_rows(booked_on)
+    paths = [
+        texts(module_path(recording, module, name, Role(role)))
+        for module, name, role in zip(*(column[first].tolist() for column in booked_on), strict=True)
+    ]
+    names, name = np.unique(lives.name[chosen], return_inverse=True)
+    frames, frame = np.unique(lives.frame[chosen], return_inverse=True)
+    role_numbers = np.zeros(max(Role) + 1, np.int64)
+    role_numbers[list(ROLES)] = np.arange(len(ROLES))
+    columns = [
+        _numbers(texts(recording.name(i)) for i in names.tolist())[name],
+        _numbers(ops)[result],
+        _numbers(paths)[place],
+        _numbers(shapes)[result],
+        _numbers(texts(user_line(recording, i)) for i in frames.tolist())[frame],
+        role_numbers[lives.role[chosen]],
+        new_frames[lives.frame[chosen]],
+    ]
+    # Two labels that read the same are one: scalars of an operator, such as a step's number, are not told.
     first, label = number_rows(columns)
-    role_number = {int(role): i for i, role in enumerate(ROLES)}
-    lines: dict[int, int] = {}
-    rows: list[tuple[int, ...]] = []
-    for name, module, role, signature, frame, slot in zip(*(c[first].tolist() for c in columns), strict=True):
-        if frame not in lines:
-            lines[frame] = texts(user_line(recording, frame))
-        known = recording.signatures[signature] if signature >= 0 else None
-        spec = known.outputs[slot] if known is not None and slot >= 0 else None
-        shape = "x".join(map(str, spec.shape)) or "scalar" if spec is not None else ""
-        rows.append((
-            texts(recording.name(name)),
-            texts(short_op(known.name) if known is not None else ""),
-            texts(module_path(recording, module, name, Role(role))),
-            texts(f"{shape} {spec.dtype}" if spec is not None else ""),
-            lines[frame],
-            role_number[role],
-            int(new_frames[frame]),
-        ))  # fmt: skip
-    table = np.array(rows, np.int64).reshape(-1, 7)
-    # Scalars of an operator, such as the number of a step, are part of its signature but not of what is told.
-    once, again = number_rows(table.T)
-    return again[label], Labels(*table[once].T)
+    return label, Labels(*(column[first] for column in columns))
+
+
+def _numbers(found: Iterable[int]) -> np.ndarray:
+    return np.array(list(found), np.int64)
 
 
 def number_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -187,16 +187,19 @@ def _rest(
     held = played.held[at]
     untold = held.copy()
     untold[kept] = np.minimum(held[kept], 0)  # told as max(held, 0)
+    explained = np.zeros(n + 1, np.int64)
+    explained[at] += held
+    np.subtract.at(explained, played.released[at], held)
+    unexplained = played.allocated - np.cumsum(explained[:n])
+    # Within one request an allocator may have held more than after it: the peak of the report knows.
+    above = played.peak_bytes - int(played.allocated[played.peak])
+    if not (untold.any() or unexplained.any() or above):
+        return None
     change = np.zeros((n + 1, len(ROLES)), np.int64)
     np.add.at(change, (at, role), untold)
     np.add.at(change, (played.released[at], role), -untold)
     levels = np.cumsum(change[:n], axis=0)
-    explained = np.zeros(n + 1, np.int64)
-    explained[at] += held
-    np.subtract.at(explained, played.released[at], held)
-    levels[:, ROLES.index(Role.TEMPORARY)] += played.allocated - np.cumsum(explained[:n])
-    # Within one request an allocator may have held more than after it: the peak of the report knows.
-    above = played.peak_bytes - int(played.allocated[played.peak])
+    levels[:, ROLES.index(Role.TEMPORARY)] += unexplained
     is_last = np.append(tape.event[1:] != tape.event[:-1], True)
     rows, levels = tape.event[is_last], levels[is_last]
     if above:

@@ -24,9 +24,10 @@ async function mountMemory(box, page) {
   let chart = null, shown = null;
   async function load() {
     const rank = page.rank, found = await rankDetail(page, rank), timeline = page.document()?.timeline;
-    if (rank !== page.rank) return;  // another was chosen meanwhile
+    if (rank !== page.rank) return load();  // another was chosen meanwhile
     chart?.destroy();
     shown = rank;
+    for (const part of [parts.chart, parts.strip, parts.overview]) part.hidden = !found && !timeline;
     chart = found || timeline ? memoryChart(parts, page, found ?? detailOfTimeline(timeline), Boolean(found)) : null;
     if (!chart) emptyMemory(parts, page);
   }
@@ -38,7 +39,7 @@ async function mountMemory(box, page) {
 }
 
 function emptyMemory(parts, page) {
-  for (const part of [parts.buttons, parts.legend, parts.chart, parts.panel]) part.replaceChildren();
+  for (const part of [parts.buttons, parts.legend, parts.panel]) part.replaceChildren();
   parts.head.replaceChildren(h("h2", null, "Memory over time"), h("p", null, `This page holds no timeline of rank ${page.rank}; report.json has its figures.`));
 }
 

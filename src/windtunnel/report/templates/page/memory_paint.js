@@ -55,13 +55,14 @@ function paintNames(context, area, picture, detail) {
   context.font = `${11 * dots}px system-ui, sans-serif`;
   context.textBaseline = "middle";
   context.textAlign = "left";
+  const still = 2 * dots / (area.y(0) - area.y(1));  // bytes of two pixels
   for (const { allocation, columns, bottoms } of picture.places) {
     const tall = area.y(0) - area.y(detail.allocations.bytes[allocation]);
     if (tall < 13 * dots) continue;
     let best = 0, length = 0;
     for (let from = 0, to; from < columns.length; from = to) {
       to = from + 1;
-      while (to < columns.length && columns[to] === columns[to - 1] + 1 && bottoms[to] === bottoms[from]) to++;
+      while (to < columns.length && columns[to] === columns[to - 1] + 1 && Math.abs(bottoms[to] - bottoms[from]) < still) to++;
       if (to - from > length) { best = from; length = to - from; }
     }
     const room = length * area.step - 10 * dots;
