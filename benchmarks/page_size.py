@@ -25,6 +25,7 @@ from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.report.page_detail import detail_document
 
 LIMIT_MB, LIMIT_S = 15, 3
+_PATIENCE_S = 20
 MILLIONS = (1.0, 3.0)
 _ROOT = Path(__file__).parents[1]
 _PROGRAMS = {
@@ -35,7 +36,8 @@ _PROGRAMS = {
 _LONGEST_OF = {"qwen25_7b.py": 1.5, "varied_steps.py": 100.0}
 
 _READY = """
-const done = arguments[0];
+const [patience, done] = arguments;
+setTimeout(() => done([null, ""]), patience);
 (async () => {
   while (!window.windtunnel) await new Promise((next) => setTimeout(next, 2));
   await windtunnel.ready();
@@ -123,8 +125,8 @@ def open_page(page: Path, view: str) -> tuple[float, str]:
     """Seconds from the start of the navigation until the view is drawn, and what it says."""
     with open_browser(1280, 900) as driver:
         driver.get(f"file://{os.path.abspath(page)}#{view}")
-        milliseconds, text = driver.execute_async_script(_READY)
-        said = complaints(driver)
+        milliseconds, text = driver.execute_async_script(_READY, _PATIENCE_S * 1000)
+        said = complaints(driver) + ([f"not ready within {_PATIENCE_S} s"] if milliseconds is None else [])
     if said:
         raise SystemExit(f"the {view} of {page} complains: {said[0]}")
     return milliseconds / 1000, text

@@ -144,22 +144,28 @@ function paintAxisName(context, area, text) {
 
 // -- the strips below the chart ----------------------------------------------------------------------------------------
 
-// Bars with words on them. bars: [{from, to, text, short, colour}] in rows; words only where they fit.
-function paintBars(context, bars, x, top, tall, room) {
+// Bars with words on them. bars: [{from, to, text, short, colour}] in rows; words only where they fit. With `spills` a
+// short word may reach over its neighbours, so that of many narrow bars some are named.
+function paintBars(context, bars, x, top, tall, room, spills) {
+  const ink = cssColour("ink"), colours = new Map(bars.map(({ colour }) => [colour, ""]));
+  for (const name of colours.keys()) colours.set(name, cssColour(name));
+  let free = 0;
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
   for (const { from, to, text, short, colour } of bars) {
     const left = Math.max(room.left, x(from)), right = Math.min(room.left + room.width, x(to));
     if (right <= left) continue;
-    context.fillStyle = cssColour(colour);
+    context.fillStyle = colours.get(colour);
     context.globalAlpha = 0.32;
     context.fillRect(left, top, Math.max(0.6, right - left - (right - left > 4 ? 1 : 0)), tall);
     context.globalAlpha = 1;
     const space = right - left - 6, isLong = space > 40 || context.measureText(text).width <= space;
-    const fitting = isLong ? fittingText(context, text, space) : context.measureText(short).width <= space ? short : "";
-    context.fillStyle = cssColour("ink");
-    if (fitting) context.fillText(fitting, left + 3, top + tall / 2 + 0.5);
+    const fitting = isLong ? fittingText(context, text, space) : spills || context.measureText(short).width <= space ? short : "";
+    if (!fitting || left < free) continue;
+    context.fillStyle = ink;
+    context.fillText(fitting, left + 3, top + tall / 2 + 0.5);
+    free = spills ? left + context.measureText(fitting).width + 10 : 0;
   }
 }
 

@@ -129,7 +129,7 @@ const MEMORY_PHASE_COLOURS = { build: "faint", forward: "accent", backward: "war
 function memoryStrip(canvas, detail, { from, to, width, room, zoom }) {
   const lanes = memoryLanes(detail, from, to, room.width), tall = 19;
   const context = fitCanvas(canvas, width, lanes.length * (tall + 3)), x = (row) => room.left + room.width * (row - from) / (to - from);
-  lanes.forEach(({ name, bars, note }, number) => {
+  lanes.forEach(({ name, bars, note, spills }, number) => {
     const top = number * (tall + 3);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
@@ -138,7 +138,7 @@ function memoryStrip(canvas, detail, { from, to, width, room, zoom }) {
     context.fillText(name, room.left - 8, top + tall / 2);
     context.textAlign = "left";
     if (note) context.fillText(fittingText(context, note, room.width), room.left + 2, top + tall / 2);
-    paintBars(context, bars, x, top, tall, room);
+    paintBars(context, bars, x, top, tall, room, spills);
   });
   canvas.setAttribute("aria-label", lanes.map(({ name, bars, note }) => `${name}: ${note || bars.slice(0, 30).map((each) => each.text).join(", ")}`).join("; "));
   const bar = (event) => {
@@ -157,12 +157,15 @@ function memoryLanes(detail, from, to, width) {
     return bars;
   };
   const { steps, phases, ops } = detail;
-  const lanes = [{ name: "steps", bars: stretches(steps.row, (at, first, end) => ({
+  const lanes = [{ name: "steps", spills: true, bars: stretches(steps.row, (at, first, end) => ({
     from: first, to: end, text: `step ${steps.number[at]}`, short: `${steps.number[at]}`, colour: "faint", lines: () => [`step ${steps.number[at]}`, `events ${count(first)} to ${count(end - 1)}`, "click to zoom"] })) }];
   if (phases.row.length) lanes.push({ name: "phases", bars: stretches(phases.row, (at, first, end) => {
     const text = phases.names[phases.phase[at]];
     return { from: first, to: end, text, short: MEMORY_PHASE_SHORT[text] ?? "", colour: MEMORY_PHASE_COLOURS[text] ?? "faint", lines: () => [text, memoryMoment(detail, first), "click to zoom"] };
   }) });
+  for (const lane of lanes) {
+    if (lane.bars.length > width / 2) { lane.note = `${count(lane.bars.length)} in view: zoom in to see them`; lane.bars = []; }
+  }
   if (!ops) return lanes;
   const first = firstAbove(ops.row, Math.ceil(from) - 1), end = Math.min(ops.row.length, firstAbove(ops.row, to) + 1), n = Math.max(0, end - first);
   if (n > width / 4) return [...lanes, { name: "operators", bars: [], note: `${count(n)} in view: zoom in to see their names` }];
