@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -48,8 +49,20 @@ def _recording(path):
     return read_recording(path)
 
 
-def _allocator(limit):
-    return Allocator.from_spec("cuda", device_bytes=limit)
+def _allocator(limit, spec="cuda"):
+    return Allocator.from_spec(spec, device_bytes=limit)
+
+
+def _rank(found):
+    return replace(
+        FITTING,
+        peak_bytes=found.peak_bytes,
+        peak_with_fragments_bytes=found.peak_with_fragments_bytes,
+        peak_at=found.peak_at,
+        at_peak_bytes=found.at_peak,
+        at_peak_by_module=found.by_module,
+        largest_at_peak=found.largest,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +74,7 @@ def memory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(memory, tmp_path_factory):
     recording, found = memory
-    rank = replace(
-        FITTING,
-        peak_bytes=found.peak_bytes,
-        peak_with_fragments_bytes=found.peak_with_fragments_bytes,
-        peak_at=found.peak_at,
-        at_peak_bytes=found.at_peak,
-        at_peak_by_module=found.by_module,
-        largest_at_peak=found.largest,
-    )
+    rank = _rank(found)
     folder = tmp_path_factory.mktemp("peak")
     details = {0: detail_document(rank_detail(recording, _allocator))}
     thin = {0: detail_document(rank_detail(recording, _allocator, most_allocations=1))}
@@ -319,3 +324,18 @@ def test_blocks_and_holes_are_named_by_pointer_and_keys(show, browser, memory):
     assert f"{EVIL} in {EVIL}" in said
     assert holes
     assert {text for text in said if text.startswith("hole")} == {f"hole of {format_bytes(n)}" for n in holes}
+
+
+@pytest.mark.parametrize("spec", ["cuda-expandable", "mindspore", "npu"])
+def test_other_allocators_are_drawn_as_they_count(show, pages, memory, spec):
+    make = partial(_allocator, spec=spec)
+    found = analyse_memory(memory[0], make)
+    detail = rank_detail(memory[0], make)
+    document = run_document(run_of(_rank(found)), spec, {0: detail_document(detail)})
+    (pages / f"{spec}.html").write_bytes(page_bytes("run", document))
+    view, columns = show(spec, "allocator"), detail.maps[0].columns
+    assert view.find_element("id", "allocator-allocated").text == format_bytes(found.peak_bytes)
+    assert view.find_element("id", "allocator-reserved").text == format_bytes(columns.reserved_bytes)
+    # Segments that are longer than what is counted of them must not look like lost memory.
+    taken = int(columns.n_bytes.sum())
+    assert (f"The segments are {format_bytes(taken)} long" in view.text) == (taken > columns.reserved_bytes)

@@ -26,8 +26,9 @@ _FIRST = ("words.js", "columns.js", "shell.js")
 # The views of a kind of page, in the order of their tabs.
 VIEWS = {
     "run": (
-        "overview.js", "rank_grid.js", "rank_figures.js", "rank_map.js", "memory_bands.js", "memory_levels.js", "memory_paint.js",
-        "memory_moment.js", "memory_plot.js", "memory.js", "flame_tree.js", "flame.js", "allocator.js",
+        "overview.js", "overview_memory.js", "rank_grid.js", "rank_figures.js", "rank_map.js", "memory_bands.js",
+        "memory_levels.js", "memory_paint.js", "memory_moment.js", "memory_plot.js", "memory.js", "flame_tree.js",
+        "flame_table.js", "flame.js", "allocator_map.js", "allocator.js",
         "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat_chart.js", "remat.js",
         "warnings.js",
     ),

@@ -12,33 +12,38 @@ addView({
     return true;
   },
   mount(box, page) {
-    const found = warningsOf(page), builds = h("div");
+    const found = warningsOf(page), builds = h("div"), update = () => builds.replaceChildren(...warningsBuilds(page));
     box.append(h("h2", null, warningsCount(found) ? "Warnings" : "No warnings: nothing was guessed, left out or noted"),
-      ...warningsMismatches(found), ...warningsErrors(found), ...warningsUnknown(found), ...warningsList("Notes", found, found.notes), ...warningsList("Left out of this page", found, found.leftOut), builds);
-    const update = () => builds.replaceChildren(...warningsBuilds(page));
+      ...warningsMismatches(found), ...warningsErrors(found), ...warningsUnknown(found),
+      ...warningsList("Notes", found, found.notes), ...warningsList("Left out of this page", found, found.leftOut), builds);
     update();
     return { update };
   },
 });
 
 function warningsOf(page) {
-  const { data } = page, ranks = Object.values(data.simulated ?? {}), members = warningsMembers(data);
-  const errors = new Map(), unknown = new Map(), notes = new Map(), leftOut = new Map();
-  const add = (map, key, value, who) => { const entry = map.get(key) ?? map.set(key, { ...value, ranks: new Set() }).get(key); for (const each of who) entry.ranks.add(each); return entry; };
-  for (const rank of ranks) {
-    const who = members.get(rank.rank) ?? [rank.rank];
-    if (rank.status === "failed") add(errors, rank.error ?? "", { sentence: rank.error ?? "the script failed", log: `rank${rank.rank}/run.log` }, who);
-    for (const value of rank.unknown_values) add(unknown, JSON.stringify([value.where, value.what, value.value]), value, who);
-    for (const note of rank.notes ?? []) add(notes, note, { sentence: note }, who);
+  const { data } = page, members = warningsMembers(data), kinds = { errors: new Map(), unknown: new Map(), notes: new Map(), leftOut: new Map() };
+  const add = (kind, key, value, ranks) => {
+    const entry = kinds[kind].get(key) ?? { ...value, ranks: new Set() };
+    for (const rank of ranks) entry.ranks.add(rank);
+    kinds[kind].set(key, entry);
+  };
+  const say = (kind, sentence, ranks) => add(kind, sentence, { sentence }, ranks);
+  for (const rank of Object.values(data.simulated ?? {})) {
+    const ranks = members.get(rank.rank) ?? [rank.rank], sentence = rank.error ?? "the script failed";
+    if (rank.status === "failed") add("errors", sentence, { sentence, log: `rank${rank.rank}/run.log` }, ranks);
+    for (const value of rank.unknown_values) add("unknown", JSON.stringify([value.where, value.what, value.value]), value, ranks);
+    for (const note of rank.notes ?? []) say("notes", note, ranks);
   }
-  for (const note of data.run.time?.notes ?? []) add(notes, note, { sentence: note }, []);
-  for (const sentence of data.left_out ?? []) add(leftOut, sentence, { sentence }, []);
-  for (const [rank, detail] of Object.entries(data.details ?? {})) for (const sentence of detail.left_out ?? []) add(leftOut, sentence, { sentence }, [Number(rank)]);
-  const list = (map) => [...map.values()];
-  return { worldSize: data.run.world_size, mismatches: data.run.mismatches, errors: list(errors), unknown: list(unknown), notes: list(notes), leftOut: list(leftOut) };
+  for (const note of data.run.time?.notes ?? []) say("notes", note, []);
+  for (const sentence of data.left_out ?? []) say("leftOut", sentence, []);
+  for (const [rank, detail] of Object.entries(data.details ?? {})) for (const sentence of detail.left_out ?? []) say("leftOut", sentence, [Number(rank)]);
+  const lists = Object.fromEntries(Object.entries(kinds).map(([kind, entries]) => [kind, [...entries.values()]]));
+  return { worldSize: data.run.world_size, mismatches: data.run.mismatches, ...lists };
 }
 
-const warningsCount = (found) => found.mismatches.length + found.errors.length + found.unknown.length + found.notes.length + found.leftOut.length;
+const warningsCount = ({ mismatches, errors, unknown, notes, leftOut }) =>
+  mismatches.length + errors.length + unknown.length + notes.length + leftOut.length;
 
 // A simulated rank -> all ranks that do the same work.
 function warningsMembers({ ranks }) {
@@ -58,17 +63,22 @@ function warningsWho(found, ranks) {
   return `${who.length === 1 ? "rank" : "ranks"} ${text.length > 60 ? `${text.slice(0, 60)}… (${count(who.length)} in all)` : text}`;
 }
 
+const WARNINGS_MOST = 200;  // of calls that do not meet: one mistake may bring thousands
 function warningsMismatches(found) {
   if (!found.mismatches.length) return [];
+  const shown = found.mismatches.slice(0, WARNINGS_MOST), more = found.mismatches.length - shown.length;
   return [h("h3", { class: "bad" }, "Calls that do not meet: on a cluster this would hang"),
-    h("ul", { class: "warnings-list" }, found.mismatches.slice(0, 200).map((each) => h("li", null, `${each.sentence} `, h("span", { class: "faint" }, warningsWho(found, each.ranks))))),
-    found.mismatches.length > 200 ? h("p", { class: "faint" }, `and ${count(found.mismatches.length - 200)} more in report.json`) : ""];
+    h("ul", { class: "warnings-list" }, shown.map((each) => h("li", null, `${each.sentence} `,
+      h("span", { class: "faint" }, `(${warningsWho(found, each.ranks)})`)))),
+    more ? h("p", { class: "faint" }, `and ${count(more)} more in report.json`) : ""];
 }
 
 function warningsErrors(found) {
   if (!found.errors.length) return [];
+  const who = (each) => [warningsWho(found, each.ranks), "log: "].filter(Boolean).join("; ");
   return [h("h3", { class: "bad" }, "Ranks that failed"),
-    h("ul", { class: "warnings-list" }, found.errors.map((each) => h("li", null, `${each.sentence} `, h("span", { class: "faint" }, [warningsWho(found, each.ranks), "log: "].filter(Boolean).join("; ")), h("code", null, each.log))))];
+    h("ul", { class: "warnings-list" }, found.errors.map((each) => h("li", null, `${each.sentence} `,
+      h("span", { class: "faint" }, who(each)), h("code", null, each.log))))];
 }
 
 function warningsUnknown(found) {
