@@ -9,7 +9,7 @@ import pytest
 
 from tests.memory.rounding_allocator import RoundingAllocator
 from tests.memory.training_run import record_training
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import complaints, open_browser
 from tests.report.runs import FITTING, run_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Frame, Free, Op, Phase, Role, Signature, Step, TensorSpec
@@ -57,7 +57,7 @@ def evil_recording(path):
     return read_recording(path)
 
 
-def page_of(recording, path, most=1000, is_detailed=True, **changes):
+def page_of(recording, path, most=1000, is_detailed=True, others=(), **changes):
     memory = analyse_memory(recording, RoundingAllocator)
     detail = rank_detail(recording, RoundingAllocator, 0, most)
     rank = replace(
@@ -74,7 +74,7 @@ def page_of(recording, path, most=1000, is_detailed=True, **changes):
         **changes,
     )
     details = {0: detail_document(detail)} if is_detailed else {}
-    path.write_bytes(page_bytes("run", run_document(run_of(rank), "page", details)))
+    path.write_bytes(page_bytes("run", run_document(run_of(rank, *others), "page", details)))
     return detail, memory
 
 
@@ -122,6 +122,13 @@ class Page:
         tip = self.driver.find_element("id", "tip")
         return tip.text if tip.is_displayed() else ""
 
+    def colours_drawn(self):
+        """Different colours on the chart, without what surrounds it."""
+        return self.driver.execute_script(
+            "const c = document.querySelector('#view-memory .u-wrap canvas'), all = c.getContext('2d')"
+            ".getImageData(0, 0, c.width, c.height).data; return new Set(new Uint32Array(all.buffer)).size"
+        )
+
     def at(self):
         return self.driver.execute_script("return windtunnel.page.at")
 
@@ -166,7 +173,7 @@ def test_the_figures_are_those_of_the_report(driver, evil):
             word = {"temporary": "temporary tensors"}.get(name, name)
             assert f"{word} {format_bytes(n_bytes)}" in legend
     assert f"{format_bytes(memory.peak_bytes)} live" in page.text()
-    assert n_colours(pixels(driver)) > 50
+    assert page.colours_drawn() > 20  # kinds, shades of bands, lines, letters
     assert complaints(driver) == []
 
 
@@ -321,3 +328,30 @@ def test_a_rank_without_details_has_its_outline(driver, tmp_path):
     assert f"activations {format_bytes(memory.at_peak.activations)}" in page.text(".memory-legend")
     assert "weights" in page.point(0.5, 0.97)
     assert complaints(driver) == []
+
+
+def test_another_rank_is_shown_by_the_one_that_does_its_work(driver, tmp_path):
+    recording = record_training(tmp_path / "r.arrows")
+    alike = replace(FITTING, rank=1, status="same_as", same_as=0, timeline=None)
+    failed = replace(FITTING, rank=2, status="failed", timeline=None)
+    page_of(recording, tmp_path / "page.html", others=(alike, failed))
+    page = Page(driver, tmp_path / "page.html")
+    driver.execute_script("windtunnel.page.choose({rank: 1})")
+    wait(page, "Memory of rank 1 over time")
+    assert "Rank 1 does the same work as rank 0, which is shown." in page.text(".memory-head")
+    driver.execute_script("windtunnel.page.choose({rank: 2})")
+    wait(page, "no timeline of rank 2")
+    assert not page.find(".memory-chart").is_displayed()
+    driver.execute_script("windtunnel.page.choose({rank: 0})")
+    wait(page, "Memory of rank 0 over time")
+    assert page.find(".memory-chart").is_displayed()
+    assert complaints(driver) == []
+
+
+def wait(page, words):
+    page.driver.execute_async_script(
+        "const [words, done] = arguments; const look = () =>"
+        " document.querySelector('#view-memory .memory-head').innerText.includes(words) ? done() : setTimeout(look, 5);"
+        " look();",
+        words,
+    )
