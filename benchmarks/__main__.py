@@ -12,11 +12,13 @@ from benchmarks import (
     gloo_truth,
     large_models,
     local_time,
+    page_size,
     step_speed,
 )
 
 step_speed.main()
 allocator_speed.main()
+page_size.main(["1"])
 large_models.main()
 cpu_exactness.main()
 gloo_truth.main()
