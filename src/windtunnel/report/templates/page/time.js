@@ -3,6 +3,7 @@
 // All figures are those of report.json: run.time for the job, time.time and time.profile of a simulated rank.
 
 const TIME_MOST_BARS = 24;
+const TIME_ALIKE = 0.005;  // of the step
 const TIME_KINDS = { streams: new Set(["phases", "stream"]), network: new Set(["phases", "stream", "communication"]), all: null };
 const TIME_TALLEST = 720;  // pixels of the timeline
 
@@ -59,13 +60,14 @@ function timeParts(time) {
   ].filter((part) => part.seconds > 0);
 }
 
-// Ranks whose parts are equal to five digits are one bar.
+// Ranks whose bars nobody could tell apart are one.
 function timeGroups(page) {
   const groups = new Map();
   for (const rank of Object.values(page.data.simulated)) {
     if (!rank.time) continue;
-    const parts = timeParts(rank.time.time), key = parts.map((part) => `${part.key} ${part.seconds.toPrecision(5)}`).join();
-    if (!groups.has(key)) groups.set(key, { parts, ranks: [], whole: rank.time.time.step_seconds });
+    const parts = timeParts(rank.time.time), whole = rank.time.time.step_seconds;
+    const key = [seconds(whole), ...parts.map((part) => [part.key, Math.round(part.seconds / whole / TIME_ALIKE)]).filter(([, n]) => n)].join();
+    if (!groups.has(key)) groups.set(key, { parts, ranks: [], whole });
     groups.get(key).ranks.push(rank.rank);
   }
   for (const group of groups.values()) group.ranks.sort((a, b) => a - b);
@@ -85,25 +87,27 @@ function timeBars(page) {
   const row = (group) => h("button", { type: "button", class: "time-row", "aria-pressed": String(group === mine), "data-ranks": group.ranks.join(" "),
     "aria-label": `rank ${rankRanges(group.ranks).join(", ")}: ${group.parts.map((part) => `${part.word} ${seconds(part.seconds)}`).join(", ")}`,
     onclick: () => page.choose({ rank: group.ranks[0] }) },
-    h("span", { class: "time-name" }, `rank ${rankCut(rankRanges(group.ranks), 2)}`),
+    h("span", { class: "time-name", title: `rank ${rankRanges(group.ranks).join(", ")}` }, `rank ${group.ranks[0]}${group.ranks.length > 1 ? ` and ${group.ranks.length - 1} more` : ""}`),
     h("span", { class: "time-bar" }, group.parts.map((part) => tinted("span", part, { class: "time-part",
       onpointermove: (event) => tip.show(event, [part.word, `${seconds(part.seconds)}, ${percent(part.seconds, group.whole)} of the step`]), onpointerleave: () => tip.hide() }))),
     h("span", { class: "number" }, seconds(group.whole)));
   const rows = shown.map(row);
   rows.forEach((element, k) => [...element.querySelectorAll(".time-part")].forEach((part, p) => { part.style.width = `${100 * shown[k].parts[p].seconds / longest}%`; }));
-  const table = mine ? timePartsTable(page, mine, tinted) : h("p", null, `Rank ${page.rank} has no time: it did not run to its end, or was not looked at.`);
+  const table = mine ? timePartsTable(page, tinted) : h("p", null, `Rank ${page.rank} has no time: it did not run to its end, or was not looked at.`);
+  const nRanks = groups.reduce((n, group) => n + group.ranks.length, 0);
+  const alike = groups.length < nRanks ? h("p", { class: "faint" }, `${plural(nRanks, "simulated rank")}; those that differ by less than ${100 * TIME_ALIKE} % of the step are one bar.`) : null;
   return [h("p", { class: "time-legend" }, [...kinds.values()].map((part) => h("span", null, tinted("span", part, { class: "swatch" }), part.word))),
-    h("div", { class: "time-split" }, h("div", { class: "time-rows" }, rows,
+    h("div", { class: "time-split" }, h("div", { class: "time-rows" }, rows, alike,
       groups.length > shown.length ? h("p", { class: "faint" }, `${plural(groups.length - shown.length, "kind")} of ranks more.`) : null), table)];
 }
 
-function timePartsTable(page, group, tinted) {
+function timePartsTable(page, tinted) {
   const rank = page.data.simulated[page.shownBy(page.rank)];
   const parts = timeParts(rank.time.time).sort((a, b) => b.seconds - a.seconds);
   const stands = page.rank === rank.rank ? "" : `, as rank ${rank.rank}`;
   return h("div", null, h("h3", null, `Rank ${page.rank}${stands}`), h("table", { class: "time-parts" }, h("tbody", null,
     parts.map((part) => h("tr", null, h("td", null, tinted("span", part, { class: "swatch" }), part.word), h("td", { class: "number" }, seconds(part.seconds)),
-      h("td", { class: "number faint" }, percent(part.seconds, group.whole)))),
+      h("td", { class: "number faint" }, percent(part.seconds, rank.time.time.step_seconds)))),
     h("tr", null, h("td", null, h("strong", null, "the step")), h("td", { class: "number" }, h("strong", null, seconds(rank.time.time.step_seconds))), h("td", null)))));
 }
 
