@@ -13,15 +13,19 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from selenium.webdriver import ActionChains
 
 from tests.report.browser import complaints, open_browser
 from windtunnel.commands.compare_pages import comparison_page, precision_page
+from windtunnel.report.page_file import read_page_document
+from windtunnel.report.web_page import page_bytes
 
 _ROOT = Path(__file__).parents[1]
 _IMAGES = _ROOT / "docs" / "images"
@@ -48,6 +52,44 @@ class Shot:
     view: str = ""
     tallest: int = 1000
     act: Callable[[Any], None] | None = None
+
+
+# -- what is done to a page first ------------------------------------------------------------------------------
+
+
+def to_title(selector: str, beginning: str) -> Callable[[Any], None]:
+    """Scroll until that title is at the top of the picture."""
+
+    def act(driver: Any) -> None:
+        driver.execute_script(
+            "document.getElementById('head').style.position = 'static';"
+            "const titles = [...document.querySelectorAll(arguments[0])];"
+            "titles.find((title) => title.textContent.startsWith(arguments[1])).scrollIntoView();",
+            selector,
+            beginning,
+        )
+
+    return act
+
+
+def point_at_an_activation(driver: Any) -> None:
+    """One that a matrix product made, alive at the peak."""
+    chart = driver.find_element("css selector", ".memory-chart .u-over")
+    for down in range(-20, 100):
+        right = round(0.24 * chart.size["width"])
+        ActionChains(driver, duration=0).move_to_element_with_offset(chart, right, down).perform()
+        if "aten.mm" in driver.find_element("id", "tip").text:
+            return
+
+
+# Folders of this machine are nobody's business.
+_SHORTEN = """
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode;
+  for (const [long, short] of arguments[0]) if (node.data.includes(long)) node.data = node.data.replaceAll(long, short);
+}
+"""
 
 
 # -- the pages -------------------------------------------------------------------------------------------------
@@ -93,7 +135,8 @@ def _made(folder: Path, command: list[str], more: dict[str, str] | None = None) 
         done = subprocess.run(command, cwd=_ROOT, env=env, stdout=subprocess.DEVNULL)
         if done.returncode not in (0, 4):  # 4: does not fit, which is what a picture is to show
             sys.exit(f"that ended with exit code {done.returncode}")
-    return page
+    document = read_page_document(page)
+    return _written(page, page_bytes(document["kind"], document))  # with the scripts as they are now
 
 
 def _written(path: Path, page: bytes) -> Path:
@@ -109,11 +152,11 @@ PAGES: dict[str, Callable[[], Path]] = {
 }
 SHOTS = (
     Shot("overview", "world", "overview", tallest=1250),
-    Shot("memory", "world", "memory"),
+    Shot("memory", "world", "memory", act=point_at_an_activation),
     Shot("peak", "world", "peak"),
     Shot("allocator", "world", "allocator"),
-    Shot("time", "world", "time"),
-    Shot("timeline", "world", "time", act=to_the_timeline),
+    Shot("time", "world", "time", tallest=700),
+    Shot("timeline", "world", "time", act=to_title("#view-time h2", "One step")),
     Shot("warnings", "world", "warnings"),
     Shot("remat", "remat", "remat"),
     Shot("comparison", "comparison"),
@@ -160,6 +203,8 @@ def _take(driver: Any, page: Path, shot: Shot, theme: str, path: Path) -> int:
     if shot.act is not None:
         shot.act(driver)
         driver.execute_async_script(_READY)
+    packages = Path(sysconfig.get_path("purelib"))
+    driver.execute_script(_SHORTEN, [[f"{_ROOT}/", ""], [f"{packages}/", ""]])
     image = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
     image.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     return path.stat().st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from tests.commands.cli import windtunnel
 from tests.report.browser import complaints, n_colours, open_browser, pixels
+from windtunnel.commands.page_server import PageServer
+from windtunnel.commands.saved_page import saved_page
 from windtunnel.units import format_bytes
 
 DEMO = Path(__file__).parents[2] / "examples" / "qwen25_7b.py"
@@ -266,6 +269,23 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(phone, qwen, markup
                 "return [document.documentElement.scrollWidth, innerWidth]"
             )
     assert {which: found for which, found in widths.items() if found != [390, 390]} == {}
+
+
+def test_the_page_as_it_is_served_asks_for_nothing_but_itself(browser, qwen):
+    """The server's policy lets the page's own scripts run, and a window be opened that the page can talk to."""
+    with PageServer(saved_page(qwen)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for view in VIEWS:
+            browser.get("about:blank")
+            browser.get(f"{server.address}#{view}")
+            assert browser.execute_async_script(_READY) is None
+        assert "Does not fit" in browser.execute_script("return windtunnel.page.data.verdict.sentence")
+        has_opened = (
+            "const other = window.open('about:blank'); const is = other !== null; other?.close(); return is;"
+        )
+        assert browser.execute_script(has_opened)
+        server.shutdown()
+    assert set(complaints(browser)) <= {f"asked for {server.address}"}
 
 
 def test_tabs_are_walked_by_keyboard(browser, qwen):
