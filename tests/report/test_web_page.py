@@ -54,7 +54,7 @@ def test_the_licence_of_the_charting_library_is_in_every_page(kind):
 def test_every_script_and_style_is_used_and_goes_into_the_wheel():
     named = {name for names in web_page.VIEWS.values() for name in names}
     there = {path.name for path in (TEMPLATES / "page").glob("*.js")}
-    assert named | {"words.js", "columns.js", "shell.js", "begin.js"} == there
+    assert named | {"words.js", "columns.js", "shell.js", "begin.js", "trace_begin.js"} == there
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
     patterns = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"][
