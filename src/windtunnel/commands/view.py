@@ -87,7 +87,7 @@ def _print_report(folder: Path) -> int:
 
 
 def _print(text: str) -> None:
-    # A module may be named in letters this stream does not have.
+    # A module or a folder may be named in letters this stream does not have.
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))
 
@@ -98,7 +98,7 @@ def _serve(page: Callable[[], bytes], what: str, opens: bool, text: str = "") ->
         print(server.address)
         if text:
             _print(text)
-        print(f"shows {what} to this machine only; Ctrl-C ends it")
+        _print(f"shows {what} to this machine only; Ctrl-C ends it")
         if os.environ.get("SSH_CONNECTION") and not _has_screen():
             tunnel = f"{server.port}:127.0.0.1:{server.port}"
             print(f"from yours: ssh -N -L {tunnel} {socket.gethostname()}   (then open the address there)")
