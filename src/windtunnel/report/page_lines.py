@@ -43,10 +43,11 @@ def lines_at_peak(page: dict[str, Any], rank: int, peak_bytes: int) -> dict[tupl
 
 def _live_lines(detail: dict[str, Any], row: int) -> defaultdict[tuple[str, str], int]:
     allocations, whats = detail["allocations"], detail["whats"]
-    born, freed = read_column(allocations["born"]), read_column(allocations["freed"])
+    born = read_column(allocations["born"]).astype(np.int64)
+    freed = born + read_column(allocations["life"]).astype(np.int64)
     alive = np.flatnonzero((born <= row) & (freed > row))
     what = read_column(allocations["what"])[alive]
-    sizes = read_column(allocations["bytes"])[alive]
+    sizes = read_column(detail["sizes"])[read_column(allocations["size"])[alive]]
     where, role = read_column(whats["where"]), read_column(whats["role"])
     strings, roles = detail["strings"], detail["roles"]
     found: defaultdict[tuple[str, str], int] = defaultdict(int)

@@ -102,11 +102,18 @@ function comparisonTimes(box, sides) {
       ctx.save();
       ctx.strokeStyle = ctx.fillStyle = ink.bad;
       ctx.lineWidth = 1.3 * dots;
+      ctx.setLineDash([]);
       ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
       ctx.font = `${12 * dots}px system-ui, sans-serif`;
       ctx.textAlign = "left";
       ctx.textBaseline = "alphabetic";
-      ctx.fillText(`usable memory${who}: ${bytes(usable)}`, bbox.left + 6 * dots, y - 4 * dots);
+      // A border of paper: lines go behind the words.
+      const words = [`usable memory${who}: ${bytes(usable)}`, bbox.left + 6 * dots, y - 5 * dots];
+      ctx.strokeStyle = cssColour("paper");
+      ctx.lineWidth = 4 * dots;
+      ctx.setLineDash([]);
+      ctx.strokeText(...words);
+      ctx.fillText(...words);
       ctx.restore();
     }
   };

@@ -51,6 +51,7 @@ function precisionMarks(u, found, y, hands) {
   ctx.clip();
   const at = (call) => [u.valToPos(calls.place[call], "x", true), u.valToPos(y[call], "y", true)];
   const low = u.scales.x.min, high = u.scales.x.max, colours = PRECISION_COLOURS.map(cssColour), bad = cssColour("bad");
+  const nSeen = firstAbove(calls.place, high) - firstAbove(calls.place, low), size = nSeen > 4000 ? 0.55 : 1;  // smaller in a crowd
   for (const isBad of [false, true]) {  // what differs lies on top
     for (let call = Math.max(0, firstAbove(calls.place, low) - 1); call < n && calls.place[call] <= high; call++) {
       const isDifferent = calls.state[call] === PRECISION_DIFFERENT;
@@ -59,7 +60,7 @@ function precisionMarks(u, found, y, hands) {
       if (calls.side[call]) { ctx.fillStyle = cssColour("faint"); ctx.fillRect(x - dots, bbox.top + bbox.height - 14 * dots, 2 * dots, 14 * dots); continue; }
       ctx.fillStyle = colours[calls.phase[call]];
       ctx.globalAlpha = isDifferent ? 1 : 0.65;
-      precisionShape(ctx, calls.phase[call], x, top, (isDifferent ? 4.4 : 2.8) * dots);
+      precisionShape(ctx, calls.phase[call], x, top, (isDifferent ? 4.4 : 2.8) * size * dots);
       if (calls.begins[call]) { ctx.globalAlpha = 1; ctx.strokeStyle = bad; ctx.lineWidth = 2 * dots; ctx.stroke(); }
     }
   }
@@ -75,7 +76,11 @@ function precisionMarks(u, found, y, hands) {
     ctx.font = `${12 * dots}px system-ui, sans-serif`;
     ctx.textAlign = isLeft ? "right" : "left";
     ctx.textBaseline = "top";
-    ctx.fillText(`first divergence: ${calls.names[first]}`, x + (isLeft ? -6 : 6) * dots, bbox.top + 2 * dots);
+    const words = [`first divergence: ${calls.names[first]}`, x + (isLeft ? -6 : 6) * dots, bbox.top + 2 * dots];
+    ctx.strokeStyle = cssColour("paper");  // a border of paper: marks go behind the words
+    ctx.lineWidth = 4 * dots;
+    ctx.strokeText(...words);
+    ctx.fillText(...words);
   }
   if (chosen >= 0) {
     const [x, top] = at(chosen);
