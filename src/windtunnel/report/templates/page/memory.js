@@ -177,7 +177,7 @@ function memoryChart(parts, page, detail, isDetailed) {
   }
 
   function drawLegend() {
-    const at = row(), kinds = [...STACKED].reverse().map((name) => detail.roles.indexOf(name)).filter((role) => role >= 0 && levels[role].row.length);
+    const at = row(), kinds = [...STACKED].reverse().map((name) => detail.roles.indexOf(name)).filter((role) => role >= 0 && levels[role].level.some((n) => n > 0));
     parts.legend.replaceChildren(
       h("span", { class: "faint" }, page.at === null ? "at the peak:" : "at the chosen moment:"),
       ...kinds.map((role) => h("button", { type: "button", "aria-pressed": String(isShown[role]), "data-role": detail.roles[role],

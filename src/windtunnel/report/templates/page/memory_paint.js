@@ -162,7 +162,7 @@ function paintBars(context, bars, x, top, tall, room, spills) {
     context.globalAlpha = 1;
     const space = right - left - 6, isLong = space > 40 || context.measureText(text).width <= space;
     const fitting = isLong ? fittingText(context, text, space) : spills || context.measureText(short).width <= space ? short : "";
-    if (!fitting || left < free) continue;
+    if (!fitting || left < free || left + 3 + context.measureText(fitting).width > room.left + room.width) continue;
     context.fillStyle = ink;
     context.fillText(fitting, left + 3, top + tall / 2 + 0.5);
     free = spills ? left + context.measureText(fitting).width + 10 : 0;

@@ -71,11 +71,11 @@ function memoryHead(parts, page, detail, isDetailed, hands) {
     h("h2", null, name),
     h("p", null, `Peak ${bytes(report.peak_bytes)} live${detail.peak_row >= 0 ? ` in ${memoryMoment(detail, detail.peak_row)}` : ""}, ${bytes(report.peak_with_fragments_bytes)} reserved`,
       report.usable_memory_bytes ? `; the device has ${bytes(report.usable_memory_bytes)} usable.` : "."),
-    ...[
+    ...[[
       shown !== page.rank ? `Rank ${page.rank} does the same work as rank ${shown}, which is shown.` : "",
       isDetailed ? "" : `Only ${plural(told, "rank")} of this page ${told === 1 ? "is" : "are"} told allocation by allocation; of this one only the outline is known.`,
       ...detail.left_out.map((sentence) => `${sentence}.`),
-    ].filter(Boolean).map((sentence) => h("p", { class: "note" }, sentence)));
+    ].filter(Boolean).join(" ")].filter(Boolean).map((sentences) => h("p", { class: "note" }, sentences)));
   const button = (text, label, act) => h("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   parts.buttons.replaceChildren(...[
     button("whole run", "show the whole run (0)", () => hands.zoom(0, rows, null)),
@@ -168,7 +168,7 @@ function memoryLanes(detail, from, to, width) {
   }
   if (!ops) return lanes;
   const first = firstAbove(ops.row, Math.ceil(from) - 1), end = Math.min(ops.row.length, firstAbove(ops.row, to) + 1), n = Math.max(0, end - first);
-  if (n > width / 4) return [...lanes, { name: "operators", bars: [], note: `${count(n)} in view: zoom in to see their names` }];
+  if (n > width / 4) return [...lanes, { name: "operators", bars: [], note: `${count(n)} ${detail.left_out.length ? "named ones " : ""}in view: zoom in to see their names` }];
   const bars = Array.from({ length: n }, (_, k) => first + k).map((at) => {
     const one = describeOperator(detail, at);
     return { from: one.first, to: one.row + 1, text: one.name, short: "", colour: MEMORY_PHASE_COLOURS[one.phase] ?? "faint",
