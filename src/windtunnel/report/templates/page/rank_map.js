@@ -14,7 +14,7 @@ const RANK_MODES = {
 
 function rankMap(page) {
   const ranks = rankTable(page);
-  const state = { mode: "fragments", grid: null, picture: null, hovered: null, at: page.rank, scale: null };
+  const state = { mode: "fragments", grid: null, picture: null, hovered: null, at: page.rank, scale: null, worldSize: page.data.run.world_size };
   const isAlone = page.data.run.world_size < 2;
   const canvas = h("canvas", { class: "rank-canvas", tabindex: 0, role: "img", "aria-label":
     `Map of ${plural(page.data.run.world_size, "rank")}: arrow keys move, Enter chooses; the table below says the same` });
@@ -142,6 +142,14 @@ function rankPicture(grid, ranks, state) {
   for (const { text, at } of grid.labels.y) pen.fillText(text, RANK_MARGIN.left - 6, RANK_MARGIN.top + at, RANK_MARGIN.left - 8);
   pen.textAlign = "center";
   for (const { text, at } of grid.labels.x) pen.fillText(text, RANK_MARGIN.left + at, RANK_MARGIN.top / 2 - 1);
+  if (columns.rank.length < state.worldSize) {  // a place for each rank that was not looked at
+    pen.fillStyle = cssColour("band");
+    for (let rank = 0; rank < state.worldSize; rank++) {
+      if (ranks.at.has(rank)) continue;
+      const { x, y } = grid.place(rank);
+      pen.fillRect(RANK_MARGIN.left + x, RANK_MARGIN.top + y, size, size);
+    }
+  }
   const byColour = new Map();  // setting a colour costs more than a rectangle
   const colourOf = (i) => {
     if (ranks.isFailed(i)) return none;

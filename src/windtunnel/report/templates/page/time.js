@@ -13,6 +13,7 @@ addView({
     const rank = h("div"), bars = h("div");
     box.append(...timeJob(page), h("h2", null, "Where the step goes"), bars);
     const timeline = page.data.trace ? await timeTimeline(box, page) : null;
+    if (!timeline) box.append(h("p", { class: "note" }, "There is no timeline in this page: no trace was written of a rank that ran to its end."));
     box.append(rank);
     const update = () => {
       bars.replaceChildren(...timeBars(page));
@@ -115,6 +116,7 @@ function timePartsTable(page, tinted) {
 
 async function timeTimeline(box, page) {
   const data = await traceUnpacked(page.data.trace), stage = h("div", { class: "time-trace" });
+  const other = h("span");
   const several = data.ranks.length > 1, first = several ? "streams" : "network";
   const heading = several ? `One step of ranks ${rankCut(rankRanges(data.ranks), 4)}` : `One step of rank ${data.ranks[0]}`;
   const choice = Object.entries({ streams: "streams", network: "streams and network", all: "everything" }).map(([kind, words]) =>
@@ -122,12 +124,15 @@ async function timeTimeline(box, page) {
       for (const button of choice) button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
       view.choose(TIME_KINDS[kind]);
     } }, words));
-  box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", ranks under each other" : ""}. Striped: nothing is done there, and the words say what is waited for.`),
+  box.append(h("h2", null, heading), h("p", { class: "faint" }, `${data.step === null ? "The whole program" : `Step ${data.step}, the last whole one`}, on one clock${several ? ", ranks under each other" : ""}. Striped: nothing is done there, and the words say what is waited for. `, other),
     h("div", { class: "bar" }, choice, perfettoButtons(data, page.data.title)), stage);
   const view = traceView(stage, data, { wheel: "focused", kinds: TIME_KINDS[first], from: timeFrom(data), tallest: TIME_TALLEST,
     rankName: (rank) => [`rank ${rank}`, rankPlace(page.data.run.mesh ?? [], rank)].filter(Boolean).join(": ") });
   window.windtunnelTrace = view;  // for tests, as in trace.html
-  return view;
+  return { resize: view.resize, goToRank(rank) {
+    other.textContent = data.ranks.includes(rank) ? "" : `Rank ${rank} is not among them; --trace-ranks chooses others.`;
+    view.goToRank(rank);
+  } };
 }
 
 // When the step begins on the devices, on the clock of the whole program; the host may be ahead of it.
