@@ -34,13 +34,13 @@ def chosen_calls(
     """Places to draw, at most `most_calls`; and for each of them whether its values are told, at most `most_values`."""
     n = len(states.state)
     sizes = np.bincount(found.place, minlength=n) + np.bincount(found.lone_place, minlength=n)
-    rank = np.full(n, 4)  # the smaller, the sooner
+    rank = np.full(n, 4.0)  # the smaller, the sooner
     rank[states.state == ROUNDING] = 3
     rank[(states.state == DIFFERENT) | (states.side != BOTH)] = 2
     rank[states.begins] = 1
     for back in range(_BEFORE + 1):
         if states.first - back >= 0:
-            rank[states.first - back] = 0
+            rank[states.first - back] = back / 10  # itself, then the nearest
     order = np.lexsort((_spread(n), rank))
     if n > most_calls:
         order = _worst_of_stretches(states, order, rank, most_calls)
