@@ -88,13 +88,16 @@ def _for_page(
     """The stages of the slowest pipeline, where bubbles show; else the ranks that have traces."""
     if not request.writes_page:
         return None
-    ranks = list(chosen)
+    ranks, left_out = list(chosen), []
     if request.trace_ranks is None and slowest is not None:
         stages = stages_around(slowest, world.ranks, request.world_size)
         ranks = _spread(stages, _MOST_STAGES) if len(stages) > 1 else ranks
+        if len(stages) > _MOST_STAGES:
+            left_out = [f"{_MOST_STAGES} of the {len(stages)} stages of this pipeline are shown"]
     timelines = [world.ranks[rank] for rank in ranks]
     shown = [results[timeline.program.rank].timeline for timeline in timelines]
-    return trace_document([(recordings[each.program.rank], each) for each in timelines], memories=shown)
+    document = trace_document([(recordings[each.program.rank], each) for each in timelines], memories=shown)
+    return document | {"leftOut": [*left_out, *document["leftOut"]]}
 
 
 def _spread(ranks: Sequence[int], most: int) -> list[int]:
