@@ -39,13 +39,13 @@ function comparisonDraw(box, data, ranks, isSwapped, swap) {
     const roles = data.roles.map((row) => turn(row));
     const stack = (letter, side, name) => ({ letter, name: side.name, usable: side.rank.usable_memory_bytes, needs: side.rank.peak_with_fragments_bytes,
       roles: [...STACKED, "unnamed", "fragments"].map((role) => ({ role, bytes: roles.find((row) => row.role === role)?.[name] ?? 0 })).filter((each) => each.bytes > 0) });
-    parts.push(h("h2", null, "At the peak of the rank that needs most, by kind"), comparisonStacks([stack("A", a, "a"), stack("B", b, "b")]),
+    parts.push(h("h2", null, `At the peak, by kind${comparisonWho(a, b)}`), comparisonStacks([stack("A", a, "a"), stack("B", b, "b")]),
       comparisonTable({ id: "comparison-roles", rows: roles.filter((row) => row.a || row.b), format: bytes, total,
         names: [{ title: "kind", text: (row) => comparisonRole(row.role), cell: (row) => [h("span", { class: "swatch", style: { background: comparisonColour(row.role) } }), comparisonRole(row.role)] }] }));
     if (a.rank.timeline && b.rank.timeline) {
       sides = [["A", a], ["B", b]].map(([letter, side]) => ({ letter, usable: side.rank.usable_memory_bytes, timeline: side.rank.timeline }));
       times = h("div", { class: "comparison-times", role: "img", "aria-label": "Allocated memory of both runs over their steps" });
-      parts.push(h("h2", null, "Memory over time"), h("p", { class: "faint" }, "Allocated bytes, step by step: ",
+      parts.push(h("h2", null, `Memory over time${comparisonWho(a, b)}`), h("p", { class: "faint" }, "Allocated bytes, step by step: ",
         h("span", { class: "comparison-line a" }), " A (solid), ", h("span", { class: "comparison-line b" }), " B (dashed). Drag to zoom, double-click to see all."), times);
     }
     parts.push(...comparisonHolders(data, turn, total));
@@ -54,6 +54,9 @@ function comparisonDraw(box, data, ranks, isSwapped, swap) {
   box.replaceChildren(...parts.flat());
   return { times, sides };
 }
+
+// Which ranks stand beside each other, where there are several.
+const comparisonWho = (a, b) => a.world_size > 1 || b.world_size > 1 ? `: rank ${a.rank.rank} of A beside rank ${b.rank.rank} of B` : "";
 
 function comparisonSide(letter, side) {
   const { rank } = side, mark = side.verdict.fits ? "✓" : "✗";

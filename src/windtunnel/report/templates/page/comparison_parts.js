@@ -62,7 +62,7 @@ function comparisonStacks(sides) {
     h("div", { class: "comparison-says number" }, h("strong", null, bytes(side.needs)),
       side.usable ? h("span", { class: side.needs > side.usable ? "bad" : "good" }, side.needs > side.usable ? ` ✗ ${bytes(side.needs - side.usable)} too much` : ` ✓ ${bytes(side.usable - side.needs)} free`) : null));
   const roles = [...new Set(sides.flatMap((side) => side.roles.map((each) => each.role)))];
-  return h("div", { class: "comparison-stacks" }, sides.map(bar),
+  return h("div", { class: "comparison-stacks" }, h("div", { class: "comparison-bars" }, sides.map(bar)),
     h("div", { class: "bar faint" }, roles.map((role) => h("span", null, h("span", { class: role === "fragments" ? "swatch comparison-hatched" : "swatch", style: { background: comparisonColour(role) } }), comparisonRole(role))),
       sides.some((side) => side.usable) ? h("span", null, h("b", { class: "comparison-usable-key" }), "usable memory") : null));
 }

@@ -10,6 +10,7 @@ addView({
     const start = precisionStart(data);
     if (data.parts.length > 1) box.append(precisionPicker(data, start, open));
     box.append(body);
+    if (data.compare.first_divergence) box.append(precisionAround(data.compare.first_divergence));
     if (data.parts.length) await open(start);
     return { update: () => hands?.redraw(), resize: () => hands?.redraw() };
   },
@@ -36,7 +37,6 @@ function precisionHead(data) {
     h("p", { class: "faint" }, `${data.counts_sentence} Different means ${data.rule}.`),
     h("p", { class: "faint" }, "A: ", h("code", null, compare.a), "  B: ", h("code", null, compare.b)),
     ...compare.notes.map((note) => h("p", { class: "note" }, `Note: ${note}.`)),
-    first ? precisionAround(first) : null,
   ].filter(Boolean);
 }
 
@@ -77,14 +77,14 @@ async function precisionOpen(body, data, found, page) {
   const begins = Array.from(found.calls.begins.keys()).filter((call) => found.calls.begins[call]);
   const next = () => toCall(begins.find((call) => call > state.call) ?? begins[0]);
   body.replaceChildren(
-    h("h2", null, `Relative error of every call${data.parts.length > 1 ? `: ${precisionPartName(part)}` : ""}`), chartBox, precisionLegend(data.phases),
-    h("h2", null, "Modules"), ...precisionSaid(part),
+    h("h2", null, "Modules and their values"), ...precisionSaid(part),
     h("div", { class: "bar" },
       begins.length ? h("button", { type: "button", id: "precision-go", onclick: () => toCall(precisionFirst(found) >= 0 ? precisionFirst(found) : begins[0]) }, "first divergence") : null,
       begins.length > 1 ? h("button", { type: "button", onclick: next }, `next of ${count(begins.length)} places where one begins`) : null,
       h("button", { type: "button", "aria-pressed": "false", onclick: (event) => { const is = event.target.getAttribute("aria-pressed") !== "true"; event.target.setAttribute("aria-pressed", String(is)); tree.onlyDifferent(is); } }, "only what differs"),
       h("span", { class: "faint" }, precisionKey())),
-    h("div", { class: "precision-two" }, tree.element, panel));
+    h("div", { class: "precision-two" }, tree.element, panel),
+    h("h2", null, `Relative error of every call${data.parts.length > 1 ? `: ${precisionPartName(part)}` : ""}`), chartBox, precisionLegend(data.phases));
   plot = precisionChart(found, chartBox, { chosen: () => state.call, choose: toCall, phases: data.phases });
   if (state.call >= 0) toCall(state.call); else if (found.roots.length) show(found.roots[0], -1);
   return { redraw() { plot.destroy(); plot = precisionChart(found, chartBox, { chosen: () => state.call, choose: toCall, phases: data.phases }); }, destroy() { plot.destroy(); } };
@@ -136,7 +136,7 @@ function precisionCall(found, call, data) {
     h("h4", { class: "precision-call" }, h("span", { class: "code" }, calls.names[call]), " ", h("span", { class: calls.state[call] === PRECISION_DIFFERENT ? "bad" : "faint" }, word)),
     inB ? h("p", { class: "faint" }, "B calls it ", h("code", null, inB), ".") : null,
     from < to ? precisionValues(found, from, to, data) : h("p", { class: "faint" }, calls.is_told[call] ? "It has no values that both sides have." : "Its figures are not in this page."),
-    stack ? h("details", null, h("summary", null, "call stack"), precisionStack(stack)) : null,
+    stack ? h("details", { open: found.calls.place[call] === found.part.first }, h("summary", null, "call stack"), precisionStack(stack)) : null,
   ].filter(Boolean);
 }
 

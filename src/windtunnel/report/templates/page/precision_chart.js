@@ -16,7 +16,7 @@ function precisionChart(found, box, hands) {
   const plot = new uPlot({
     width: Math.max(260, box.clientWidth), height: 270, padding: [12, 12, 0, 0], legend: { show: false },
     cursor: { drag: { x: true, y: false }, points: { show: false }, y: false },
-    scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] }, y: { range: () => [PRECISION_LOW - 0.5, PRECISION_HIGH + 0.4] } },
+    scales: { x: { time: false, range: (_, low, high) => { const room = low === high ? 1 : 0.01 * (high - low); return [low - room, high + room]; } }, y: { range: () => [PRECISION_LOW - 0.5, PRECISION_HIGH + 0.4] } },
     axes: [{ ...axis, label: "call, as executed", labelSize: 18, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1000000] },
       { ...axis, size: 62, splits: () => [PRECISION_LOW, -8, -6, -4, -2, 0, PRECISION_HIGH], values: (_, all) => all.map((power) => power === PRECISION_LOW ? "equal" : power === PRECISION_HIGH ? "≥ 10" : power === 0 ? "1" : `1e${power}`) }],
     series: [{}, { paths: () => null, points: { show: false } }],

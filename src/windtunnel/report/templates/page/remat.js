@@ -84,7 +84,7 @@ function rematSubject(remat) {
   const { without, device } = remat;
   const world = remat.world_size > 1 ? `, rank ${remat.rank} of ${count(remat.world_size)}` : "";
   const fits = without.fits ? "it fits" : "which does not fit";
-  return h("p", { class: "faint" }, `${remat.subject}${world}, ${plural(remat.steps, "step")} on ${device.name} (${bytes(device.usable_bytes)} usable). `
+  return h("p", { class: "faint" }, `${remat.subject.split(/[\\/]/).pop() || remat.subject}${world}, ${plural(remat.steps, "step")} on ${device.name} (${bytes(device.usable_bytes)} usable). `
     + `Without a limit a step takes ${seconds(without.step_seconds)} and ${bytes(without.peak_reserved_bytes)} are reserved at the peak: ${fits}. `
     + `${bytes(remat.never_evicted_bytes)} can never be evicted.`);
 }
