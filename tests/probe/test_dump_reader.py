@@ -43,6 +43,29 @@ def test_text_beyond_ascii_and_quotes_survive_a_window_that_cuts_them(tmp_path, 
     assert dict(EntryStream(tmp_path / "dump.json")) == data
 
 
+def test_a_window_without_the_usual_border_is_searched_once(tmp_path, monkeypatch):
+    class Text(str):
+        n_searches = 0
+
+        def find(self, *args):
+            Text.n_searches += 1
+            return str.find(self, *args)
+
+    entries = "\n,".join(f'"Torch.f.{i}.forward": {{"output": [{i}]}}' for i in range(500))
+    (tmp_path / "dump.json").write_text(f'{{"task": "statistics", "data": {{\n{entries}}}}}')
+    stream = EntryStream(tmp_path / "dump.json")
+    more = stream._more
+
+    def more_text(n_bytes):
+        found = more(n_bytes)
+        stream._text = Text(stream._text)
+        return found
+
+    monkeypatch.setattr(stream, "_more", more_text)
+    assert dict(stream)["Torch.f.499.forward"] == {"output": [499]}
+    assert Text.n_searches <= 2
+
+
 @pytest.mark.parametrize("keep", [0, 1, 10, 200, -3, -30])
 def test_a_file_that_was_cut_off_is_refused_in_one_sentence(tmp_path, keep):
     folder = write_dump(tmp_path / "rank0", [Call("Functional.relu.0.forward", [X], [X])])

@@ -40,6 +40,7 @@ class EntryStream:
         self.header: dict[str, Any] = {}
         self._text = ""
         self._at = 0
+        self._is_borderless = False  # no border in what is left of this window
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._scan = json.JSONDecoder().scan_once
 
@@ -124,7 +125,9 @@ class EntryStream:
 
     def _value(self, border: str = "") -> Any:
         self._peek()
-        end = self._text.find(border, self._at) if border else -1
+        end = self._text.find(border, self._at) if border and not self._is_borderless else -1
+        # Other layouts have none: a window that has none is not searched again for each of its entries.
+        self._is_borderless = end < 0
         if end >= 0:
             try:
                 value = orjson.loads(self._text[self._at : end + 1])
@@ -158,6 +161,7 @@ class EntryStream:
         self._on_bytes(len(chunk))
         self._text = self._text[self._at :] + self._decode(chunk, not chunk)
         self._at = 0
+        self._is_borderless = False
         return True
 
     def _damaged(self) -> CorruptFile:
