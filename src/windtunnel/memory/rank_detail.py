@@ -195,10 +195,13 @@ def _rest(
     above = played.peak_bytes - int(played.allocated[played.peak])
     if not (untold.any() or unexplained.any() or above):
         return None
-    change = np.zeros((n + 1, len(ROLES)), np.int64)
-    np.add.at(change, (at, role), untold)
-    np.add.at(change, (played.released[at], role), -untold)
-    levels = np.cumsum(change[:n], axis=0)
+    levels = np.zeros((n, len(ROLES)), np.int64)
+    for number in np.unique(role[untold != 0]).tolist():
+        mine = np.flatnonzero((role == number) & (untold != 0))
+        change = np.zeros(n + 1, np.int64)
+        change[at[mine]] = untold[mine]
+        np.subtract.at(change, played.released[at[mine]], untold[mine])
+        levels[:, number] = np.cumsum(change[:n])
     levels[:, ROLES.index(Role.TEMPORARY)] += unexplained
     is_last = np.append(tape.event[1:] != tape.event[:-1], True)
     rows, levels = tape.event[is_last], levels[is_last]
@@ -208,7 +211,7 @@ def _rest(
         levels[here, ROLES.index(Role.TEMPORARY)] += above
         if here + 2 < len(rows) and rows[here + 2] == rows[here + 1]:
             rows, levels = np.delete(rows, here + 1), np.delete(levels, here + 1, 0)
-    is_new = np.any(np.diff(levels, axis=0, prepend=np.zeros((1, len(ROLES)), np.int64)) != 0, axis=1)
+    is_new = np.append(levels[:1].any(), (levels[1:] != levels[:-1]).any(axis=1))
     is_new |= np.isin(rows, peak_rows)
     rows, levels = rows[is_new], levels[is_new]
     if not levels.any():
