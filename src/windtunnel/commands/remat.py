@@ -333,6 +333,8 @@ def _next(args: argparse.Namespace, folder: Path | None, result: RematResult) ->
         lines.append(
             "      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   (in the environment, as simulated)"
         )
+    if folder is not None and not args.no_html:
+        lines.append(f"      windtunnel view {where}   (the curve to look at)")
     if is_one:
         lines.append(f"      {others}   (without running it again)")
     return "\n".join(lines)

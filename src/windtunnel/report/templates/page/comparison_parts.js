@@ -10,7 +10,7 @@ function comparisonTable({ rows, names, format, id, shown = 25, total = null }) 
   const box = h("div", { id });
   const value = (row) => state.by === "difference" ? Math.abs(row.difference ?? Math.max(row.a ?? 0, row.b ?? 0))
     : state.by === "a" || state.by === "b" ? row[state.by] ?? -1 : names[Number(state.by)].text(row);
-  const compare = (x, y) => typeof x === "string" ? x.localeCompare(y) : x - y;
+  const compare = (x, y) => typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y;
   const heading = (title, by, kind) => h("th", { scope: "col", class: kind, "aria-sort": state.by === by ? (state.isDown ? "descending" : "ascending") : "none" },
     h("button", { type: "button", class: "comparison-sort", onclick: () => {
       if (state.by === by) state.isDown = !state.isDown; else { state.by = by; state.isDown = Number.isNaN(Number(by)); }
