@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.commands.cli import windtunnel
+from tests.made_once import made_once
 from tests.report.browser import complaints, n_colours, open_browser, pixels
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import saved_page
@@ -61,21 +62,27 @@ const done = arguments[arguments.length - 1];
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     """Level 3, batch 4: it does not fit."""
-    folder = tmp_path_factory.mktemp("qwen")
-    done = windtunnel("run", "--level", 3, "--out", "out", DEMO, "--batch-size", 4, "--steps", 2, cwd=folder)
-    assert done.returncode == 4, done.stdout + done.stderr
-    return folder / "out"
+
+    def run(folder):
+        done = windtunnel(
+            "run", "--level", 3, "--out", "out", DEMO, "--batch-size", 4, "--steps", 2, cwd=folder
+        )
+        assert done.returncode == 4, done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "qwen", run) / "out"
 
 
 @pytest.fixture(scope="module")
 def markup(tmp_path_factory):
     """Four ranks, two of them wider."""
-    folder = tmp_path_factory.mktemp("markup")
-    script = folder / "<img src=x onerror=pwned=1>.py"
-    script.write_text(MARKUP)
-    done = windtunnel("run", "--level", 3, "--world-size", 4, "--out", "out", script, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "out"
+
+    def run(folder):
+        script = folder / "<img src=x onerror=pwned=1>.py"
+        script.write_text(MARKUP)
+        done = windtunnel("run", "--level", 3, "--world-size", 4, "--out", "out", script, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "markup", run) / "out"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from windtunnel.report.page_run import run_document
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.web_page import page_bytes, write_page
 
-__all__ = ["PAGE", "allocations_told", "detail_rank", "ranks_in_detail", "write_run_page"]
+__all__ = ["PAGE", "allocations_told", "detail_rank", "ranks_in_detail", "remat_beside", "write_run_page"]
 
 PAGE = "report.html"
 _MOST_RANKS = 8  # told in full detail: the tightest
@@ -58,7 +58,7 @@ def write_run_page(
     """Write the page; a sentence if that failed."""
     cards = f"{request.world_size} × " if request.world_size > 1 else ""
     title = f"{Path(request.script).name} on {cards}{request.device.id}"
-    document = run_document(result, title, details, trace, _remat(request.folder))
+    document = run_document(result, title, details, trace, remat_beside(request.folder))
     try:
         write_page(request.folder / PAGE, page_bytes("run", document))
     except OSError as error:
@@ -66,8 +66,10 @@ def write_run_page(
     return None
 
 
-def _remat(folder: Path) -> dict[str, Any] | None:
+def remat_beside(folder: Path) -> dict[str, Any] | None:
+    """What `windtunnel remat` found of the same program, if it was asked."""
     try:
-        return json.loads((folder / "remat.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = json.loads((folder / "remat.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    return document if isinstance(document, dict) else None

@@ -8,13 +8,11 @@ A folder without report.html (`run --no-html`, or of an earlier windtunnel) stil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from windtunnel.commands.page_stage import PAGE
+from windtunnel.commands.page_stage import PAGE, remat_beside
 from windtunnel.errors import CorruptFile, UsageError
 from windtunnel.report.json_file import read_report
 from windtunnel.report.page_run import run_document
@@ -95,12 +93,6 @@ def _page_of_report(folder: Path) -> bytes:
         result = read_report(folder / REPORT)
         cards = f"{result.world_size} × " if result.world_size > 1 else ""
         title = f"{folder.resolve().name} on {cards}{result.device.name}"
-        return page_bytes("run", run_document(result, title, remat=_remat(folder), left_out=[_LEFT_OUT]))
-
-
-def _remat(folder: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads((folder / "remat.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+        return page_bytes(
+            "run", run_document(result, title, remat=remat_beside(folder), left_out=[_LEFT_OUT])
+        )

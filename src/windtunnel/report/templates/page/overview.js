@@ -6,17 +6,18 @@
 addView({
   id: "overview", title: "Overview", isThere: (page) => Boolean(page.data.run),
   mount(box, page) {
-    const { world_size: size } = page.data.run, answers = h("div"), tables = h("div");
+    const { world_size: size } = page.data.run, answers = h("div"), memory = h("div"), tables = h("div");
     const map = size > 1 && typeof rankMap === "function" ? rankMap(page) : null;
     const update = () => {
       const rank = page.document();
-      answers.replaceChildren(overviewAnswers(page, rank), rank?.peak_bytes ? overviewMemory(page, rank) : "");
+      answers.replaceChildren(overviewAnswers(page, rank));
+      memory.replaceChildren(rank?.peak_bytes ? overviewMemory(page, rank) : "");
       tables.replaceChildren(...rank?.peak_bytes ? overviewTables(page, rank) : []);
     };
     update();
     box.append(overviewVerdict(page), answers);
     if (map) box.append(h("h2", { id: "overview-ranks" }, `All ${plural(size, "rank")}`), map.element);
-    box.append(tables);
+    box.append(memory, tables);
     map?.resize?.();
     return { update: () => { update(); map?.update?.(page); }, resize: () => map?.resize?.() };
   },

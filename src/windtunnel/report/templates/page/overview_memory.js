@@ -13,7 +13,7 @@ function overviewMemory(page, rank) {
     { title: "of the need", number: true, cell: (row) => percent(row.size, need) },
   ];
   return h("div", null, h("h2", null, title), ...overviewBar(page, rank, held),
-    h("div", { class: "columns" }, table(columns, rows, { id: "overview-kinds" }), rank.status === "failed" ? null : overviewCheckpoint(page)));
+    h("div", { class: "columns overview-split" }, table(columns, rows, { id: "overview-kinds" }), rank.status === "failed" ? null : overviewCheckpoint(page)));
 }
 
 function overviewSwatch(role) {

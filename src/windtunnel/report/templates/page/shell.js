@@ -41,6 +41,7 @@ function openPage(data) {
       const isMine = tab.dataset.view === view.id;
       tab.setAttribute("aria-selected", String(isMine));
       tab.tabIndex = isMine ? 0 : -1;
+      if (isMine) tab.scrollIntoView?.({ block: "nearest", inline: "nearest" });  // a phone shows a few tabs at a time
     }
     if (!shown.has(view.id)) {
       const box = h("section", { id: `view-${view.id}`, class: "view", role: "tabpanel", "aria-labelledby": `tab-${view.id}` });
