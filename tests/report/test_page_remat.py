@@ -9,7 +9,7 @@ import pytest
 from tests.remat.points import point
 from tests.report.browser import complaints, n_colours, open_browser, pixels
 from tests.report.remat_results import OFF, POINTS, result
-from windtunnel.report.page_remat import remat_page_document
+from windtunnel.report.page_remat import page_with, remat_part
 from windtunnel.report.remat_file import remat_text
 from windtunnel.report.web_page import page_bytes, write_page
 
@@ -30,7 +30,7 @@ def curve():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, driver, curve):
     path = tmp_path_factory.mktemp("remat") / "report.html"
-    write_page(path, page_bytes("run", remat_page_document(curve, None, None)))
+    write_page(path, page_bytes("run", page_with(remat_part(curve), "1.2.3", None, None)))
     driver.get(path.as_uri())
     _ready(driver)
     return driver
@@ -125,7 +125,7 @@ def test_policies_are_lines_to_switch_and_no_answer_is_said_too(driver, tmp_path
         ("none", result(tuple(point(s, 1.0, 12, fits=False) for s in (4, 6)), OFF)),
     ):
         path = tmp_path / f"{name}.html"
-        write_page(path, page_bytes("run", remat_page_document(found, None, None)))
+        write_page(path, page_bytes("run", page_with(remat_part(found), "1.2.3", None, None)))
         driver.get(path.as_uri())
         _ready(driver)
         assert complaints(driver) == []

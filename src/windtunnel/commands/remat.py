@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.commands.remat_advice import check_request, give_advice
-from windtunnel.commands.remat_page import is_folder_of, write_remat_page
+from windtunnel.commands.remat_page import add_to_page, is_folder_of
 from windtunnel.commands.remat_source import RematSource, open_recording
 from windtunnel.commands.request import RunRequest, conf_of_environment
 from windtunnel.commands.run import read_request
@@ -39,6 +39,7 @@ from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.program import Program, read_program
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
+from windtunnel.report.page_remat import remat_part
 from windtunnel.report.remat_file import remat_text, write_remat
 from windtunnel.report.remat_picture import draw_remat
 from windtunnel.report.remat_result import CostSource, RematResult, use_lines
@@ -130,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
             subject=source.subject,
             folder=folder,
             is_json=args.json,
+            writes_page=not args.no_html,
         )
     question = Question(
         program,
@@ -311,7 +313,7 @@ def _write(folder: Path, result: RematResult, *, writes_page: bool) -> RematResu
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
         ) from error
-    if writes_page and (note := write_remat_page(folder, result)):
+    if writes_page and (note := add_to_page(folder, remat_part(result))):
         result = replace(result, notes=(*result.notes, note))
     return result
 

@@ -1,6 +1,6 @@
 """`windtunnel remat --advise`: checkpointing, the best fixed set and windtunnel.dtr on the same recording.
 
-Program, costs, card ──> advise ──> table | JSON, and DIR/advice.json, advice.png, advice.svg
+Program, costs, card ──> advise ──> table | JSON, and DIR/advice.json, advice.png, advice.svg, report.html
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from windtunnel.commands.remat_page import add_to_page
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import MissingFramework, UsageError
 from windtunnel.remat.advisor import Advice, advise
@@ -23,6 +24,7 @@ from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.selective_model import check_solver
 from windtunnel.report.advisor_picture import draw_advice
 from windtunnel.report.advisor_table import advice_document, recommended, render_advice
+from windtunnel.report.page_remat import advice_part
 from windtunnel.units import MIB
 
 __all__ = ["check_request", "give_advice"]
@@ -47,10 +49,13 @@ def give_advice(
     subject: str,
     folder: Path | None,
     is_json: bool,
+    writes_page: bool = False,
 ) -> int:
     """Compare, write, show; the exit code."""
     advice = _advise(program, costs, device, settings, budgets)
     notes = _write(folder, advice, subject) if folder is not None else []
+    if folder is not None and writes_page:
+        notes += filter(None, [add_to_page(folder, advice_part(advice, subject, device.id))])
     if is_json:
         sys.stdout.write(_text(advice))
     else:

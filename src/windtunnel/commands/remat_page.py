@@ -1,20 +1,21 @@
-"""Write report.html beside remat.json, keeping what a run wrote there before.
+"""Write report.html beside remat.json or advice.json, keeping what a run wrote there before.
 
-RematResult, report.html or report.json of the folder ──> write_remat_page ──> report.html
+a curve or an advice, report.html or report.json of the folder ──> add_to_page ──> report.html
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from windtunnel import __version__
 from windtunnel.errors import CorruptFile
 from windtunnel.report.json_file import read_report
 from windtunnel.report.page_file import read_page_document
-from windtunnel.report.page_remat import remat_page_document
-from windtunnel.report.remat_result import RematResult
+from windtunnel.report.page_remat import page_with
 from windtunnel.report.web_page import page_bytes, write_page
 
-__all__ = ["is_folder_of", "write_remat_page"]
+__all__ = ["add_to_page", "is_folder_of"]
 
 _PAGE, _REPORT = "report.html", "report.json"
 
@@ -25,8 +26,8 @@ def is_folder_of(recording: str, folder: Path) -> bool:
     return home == path or home in path.parents[:2]
 
 
-def write_remat_page(folder: Path, result: RematResult) -> str | None:
-    """Write the page; a sentence if that failed."""
+def add_to_page(folder: Path, part: dict[str, Any]) -> str | None:
+    """Write the page with this part in it; a sentence if that failed."""
     earlier = run = None
     try:
         if (folder / _PAGE).is_file():
@@ -36,7 +37,7 @@ def write_remat_page(folder: Path, result: RematResult) -> str | None:
     except CorruptFile as error:
         return f"{_PAGE} was left as it is: {error.message}"
     try:
-        write_page(folder / _PAGE, page_bytes("run", remat_page_document(result, earlier, run)))
+        write_page(folder / _PAGE, page_bytes("run", page_with(part, __version__, earlier, run)))
     except OSError as error:
         return f"{_PAGE} could not be written: {error.strerror or error}"
     return None

@@ -1,6 +1,6 @@
-"""The page of a threshold curve: that of the run it belongs to with the curve in it, or one of its own.
+"""The page of a threshold curve or of an advice: that of the run it belongs to with the new part in it, or one of its own.
 
-RematResult, the run's page or report if there is one ──> remat_page_document ──> web_page.page_bytes("run", ...)
+RematResult or Advice, the run's page or report if there is one ──> document ──> web_page.page_bytes("run", ...)
 """
 
 from __future__ import annotations
@@ -8,32 +8,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from windtunnel.remat.advisor import Advice
+from windtunnel.report.advisor_table import advice_document
 from windtunnel.report.page_run import run_document
 from windtunnel.report.remat_file import remat_document
 from windtunnel.report.remat_result import RematResult
 from windtunnel.report.result import RunResult
 
-__all__ = ["remat_page_document"]
-
-_VIEW = "remat"
+__all__ = ["advice_part", "page_with", "remat_part"]
 
 
-def remat_page_document(
-    result: RematResult, earlier: dict[str, Any] | None, run: RunResult | None
-) -> dict[str, Any]:
-    """`earlier` is the document of the run's own page, `run` its report; either may be missing."""
-    remat = remat_document(result)
+def remat_part(result: RematResult) -> dict[str, Any]:
+    """The curve as a page has it, and that it is to be looked at first."""
     title = f"{Path(result.subject).name} on {result.device.id}"
+    return {"title": title, "remat": remat_document(result), "opens_on": "remat"}
+
+
+def advice_part(advice: Advice, subject: str, device: str) -> dict[str, Any]:
+    """The same of an advice."""
+    title = f"{Path(subject).name} on {device}"
+    return {"title": title, "advice": advice_document(advice), "opens_on": "advice"}
+
+
+def page_with(
+    part: dict[str, Any], windtunnel: str, earlier: dict[str, Any] | None, run: RunResult | None
+) -> dict[str, Any]:
+    """`earlier` is the document of the run's own page, which keeps its title, `run` its report; either may be missing."""
     if earlier is not None and earlier.get("kind") == "run":
-        document = earlier | {"remat": remat}
-    elif run is not None:
-        document = run_document(run, title, remat=remat)
-    else:
-        document = {
-            "kind": "run",
-            "title": title,
-            "made_by": f"windtunnel {result.windtunnel}",
-            "remat": remat,
-            "left_out": [],
-        }
-    return document | {"opens_on": _VIEW}
+        return earlier | part | {"title": earlier["title"]}
+    if run is not None:
+        return run_document(run, part["title"]) | part
+    return {"kind": "run", "made_by": f"windtunnel {windtunnel}", "left_out": []} | part

@@ -29,7 +29,7 @@ VIEWS = {
         "overview.js", "overview_memory.js", "rank_grid.js", "rank_figures.js", "rank_map.js", "memory_bands.js",
         "memory_levels.js", "memory_paint.js", "memory_moment.js", "memory_plot.js", "memory.js", "flame_tree.js",
         "flame_table.js", "flame.js", "allocator_map.js", "allocator.js",
-        "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat_chart.js", "remat.js",
+        "trace_tracks.js", "trace.js", "perfetto.js", "time_modules.js", "time.js", "remat_chart.js", "remat.js", "advice.js",
         "warnings.js",
     ),
     "comparison": ("comparison_parts.js", "comparison.js"),
