@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.commands.cli import windtunnel
+from windtunnel.report.page_file import read_page_document
 
 pytest.importorskip("scipy")
 
@@ -56,6 +57,8 @@ def test_a_script_is_advised_and_again_from_its_recording(here):
     assert "next: " in ended.stdout
     assert "out/advice.png" in ended.stdout
     document = json.loads((here / "out" / "advice.json").read_text())
+    page = read_page_document(here / "out" / "report.html")
+    assert (page["advice"], page["opens_on"]) == (document, "advice")
     ways = {point["way"] for point in document["points"]}
     assert ways == {"nothing", "blocks", "fixed set", "dtr"}
     chosen = document["points"][document["recommended"]]

@@ -9,7 +9,9 @@ import pytest
 from tests.remat.points import point
 from tests.report.browser import complaints, n_colours, open_browser, pixels
 from tests.report.remat_results import OFF, POINTS, result
-from windtunnel.report.page_remat import page_with, remat_part
+from tests.report.test_advisor import ADVICE
+from windtunnel.report.advisor_table import advice_document
+from windtunnel.report.page_remat import advice_part, page_with, remat_part
 from windtunnel.report.remat_file import remat_text
 from windtunnel.report.web_page import page_bytes, write_page
 
@@ -137,3 +139,24 @@ def test_policies_are_lines_to_switch_and_no_answer_is_said_too(driver, tmp_path
         else:
             assert _text(driver, "#view-remat h1").startswith("No threshold of these fits")
             assert _text(driver, "#remat-use") is None
+
+
+def test_an_advice_is_a_picture_of_every_way_with_the_recommended_one_marked(driver, tmp_path):
+    path = tmp_path / "report.html"
+    write_page(path, page_bytes("run", page_with(advice_part(ADVICE, f"{EVIL}.py", "a100"), "1", None, None)))
+    driver.get(path.as_uri())
+    _ready(driver)
+    document = advice_document(ADVICE)
+    assert _text(driver, "#view-advice h1") == document["answer"]
+    rows = driver.execute_script(
+        "return [...document.querySelectorAll('#advice-points tbody tr')]"
+        ".map((row) => [row.className, row.cells[0].textContent])"
+    )
+    assert [label for _, label in rows] == [point["label"] for point in document["points"]]
+    assert [at for at, (kind, _) in enumerate(rows) if kind == "good"] == [document["recommended"]]
+    assert _text(driver, "#view-advice .card h3") == "✓ windtunnel.dtr: fits, recommended"
+    driver.find_element("css selector", ".advice-plot").send_keys(
+        "\ue012"
+    )  # to the left: the next lower peak
+    assert _text(driver, "#view-advice .card h3") == "✓ best fixed set: fits"
+    assert complaints(driver) == []
