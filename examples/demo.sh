@@ -10,4 +10,5 @@ windtunnel run --device a100-80gb --out windtunnel-out/demo-1 --force examples/q
 say "windtunnel run --level 3 --device a100-80gb examples/qwen25_7b.py --batch-size 1 --checkpointing"
 windtunnel run --level 3 --device a100-80gb --out windtunnel-out/demo-2 --force examples/qwen25_7b.py --batch-size 1 --checkpointing
 
-printf '\nTo look at them in a browser, alone or side by side:\n  windtunnel view windtunnel-out/demo-1\n  windtunnel view windtunnel-out/demo-1 windtunnel-out/demo-2\n'
+here=$(command -v windtunnel)
+printf '\nTo look at them in a browser, alone or side by side:\n  %s view windtunnel-out/demo-1\n  %s view windtunnel-out/demo-1 windtunnel-out/demo-2\n' "$here" "$here"
