@@ -143,6 +143,17 @@ def test_names_in_a_dump_cannot_put_markup_into_the_page(tmp_path, capsys):
     assert "<script>x" not in path.read_text()
 
 
+def test_half_a_character_in_a_name_does_not_cost_the_page(tmp_path, capsys):
+    for name, factor in (("a", 1), ("b", 2)):
+        write_dump(tmp_path / name, [Call("Torch.\ud800.0.forward", [X, "\udfff"], [X * np.float32(factor)])])
+    path = tmp_path / "page.html"
+    assert call(capsys, tmp_path / "a", tmp_path / "b", "--html", "--out", path)[0] == 3
+    document = read_page_document(path)
+    assert document["compare"]["first_divergence"]["item"] == r"Torch.\ud800.0.forward.output.0"
+    names = bytes(read_column(document["parts"][0]["calls"]["names"])).decode()
+    assert names == r"Torch.\ud800.0.forward"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -133,7 +133,7 @@ def value_columns(found: RankComparison, places: np.ndarray, told: np.ndarray) -
 def packed_texts(texts: list[str]) -> dict[str, Any]:
     """Texts as one column of bytes, a zero between them."""
     joined = "\0".join(text.replace("\0", " ")[:_LONGEST_TEXT] for text in texts)
-    return pack(np.frombuffer(joined.encode("utf-8", "replace"), np.uint8))
+    return pack(np.frombuffer(joined.encode("utf-8", "backslashreplace"), np.uint8))
 
 
 class _Texts:
