@@ -45,6 +45,24 @@ def test_a_page_has_nothing_from_elsewhere_and_runs_only_its_own_script(kind):
     assert "default-src 'none'" in head
 
 
+@pytest.mark.parametrize("word", ["data", "script", "style", "title", "script_hash"])
+def test_text_that_looks_like_a_place_of_the_template_is_text(word):
+    text = f"train_{{{{{word}}}}}.py"
+    page = page_bytes("run", {"title": text, "note": text})
+    assert page.count(text.encode()) == 3  # the title, and twice in the data
+    assert len(page) - len(page_bytes("run", {"title": "", "note": ""})) == 3 * len(text)
+
+
+def test_half_a_character_is_written_as_in_the_report():
+    details = {0: {"strings": ["layer\udc80"]}}
+    document = run_document(_run(), "train\udcff.py", details) | {"named": {"rank\ud800": 1}}
+    page = page_bytes("run", document).decode()
+    assert "<title>train\\udcff.py</title>" in page
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["details"]["0"]["strings"] == ["layer\\udc80"]
+    assert (data["title"], data["named"]) == ("train\\udcff.py", {"rank\\ud800": 1})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_licence_of_the_charting_library_is_in_every_page(kind):
     page = page_bytes(kind, {"title": ""}).decode()

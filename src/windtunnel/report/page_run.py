@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from windtunnel.report.json_file import rank_document, run_fields
 from windtunnel.report.page_advice import checkpoint_first
 from windtunnel.report.page_columns import pack
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.report.verdict import verdict
+from windtunnel.report.web_page import json_bytes
 
 __all__ = ["run_document"]
 
@@ -68,7 +67,7 @@ def _that_fit(
     kept: dict[int, dict[str, Any]] = {}
     room = _MOST_BYTES
     for rank in sorted((r for r in result.ranks if r.rank in details), key=_need, reverse=True):
-        room -= len(orjson.dumps(details[rank.rank]))
+        room -= len(json_bytes(details[rank.rank]))
         if room < 0 and kept:
             break
         kept[rank.rank] = details[rank.rank]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import tempfile
 from functools import cache
 from html import escape
@@ -19,9 +20,10 @@ from typing import Any
 
 import orjson
 
-__all__ = ["VIEWS", "page_bytes", "write_page"]
+__all__ = ["VIEWS", "json_bytes", "page_bytes", "write_page"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PLACE = re.compile(rb"\{\{(\w+)\}\}")
 _FIRST = ("words.js", "columns.js", "shell.js")
 # The views of a kind of page, in the order of their tabs.
 VIEWS = {
@@ -41,16 +43,37 @@ def page_bytes(kind: str, document: dict[str, Any]) -> bytes:
     """A whole page; `document["title"]` is its title."""
     style, script = _style(), _script(kind)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # In a script element only "<" could end it or open a comment.
+    parts = {
+        b"script_hash": f"'sha256-{digest}'".encode(),
+        b"title": escape(_clean(str(document["title"]))).encode(),
+        b"style": style.encode(),
+        # In a script element only "<" could end it or open a comment.
+        b"data": json_bytes(document).replace(b"<", b"\\u003c"),
+        b"script": script.encode(),
+    }
+    # In one go: what is put in may look like a place to put something in, too.
+    pieces = _PLACE.split((_TEMPLATES / "page" / "page.html").read_bytes())
+    pieces[1::2] = [parts[name] for name in pieces[1::2]]
+    return b"".join(pieces)
+
+
+def json_bytes(document: Any) -> bytes:
+    """Any document of a page as JSON; a letter that UTF-8 does not have is written as in report.json."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    data = orjson.dumps(document, option=options).replace(b"<", b"\\u003c")
-    page = (_TEMPLATES / "page" / "page.html").read_text(encoding="utf-8")
-    page = page.replace("{{title}}", escape(str(document["title"]))).replace("{{style}}", style)
-    before, rest = page.replace("{{script_hash}}", f"'sha256-{digest}'").split("{{data}}")
-    middle, after = rest.split("{{script}}")
-    return b"".join(
-        (before.encode("utf-8", "replace"), data, middle.encode(), script.encode(), after.encode())
-    )
+    try:
+        return orjson.dumps(document, option=options)
+    except TypeError:  # a name of the user's program may have half of a character
+        return orjson.dumps(_clean(document), option=options)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(each) for each in value]
+    return value
 
 
 def write_page(path: Path, page: bytes) -> None:
