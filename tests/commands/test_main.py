@@ -35,7 +35,8 @@ OPTIONS = {
     ],
     "remat": [
         "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--no-html",
-        "--nproc-per-node", "--out", "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose", "--world-size", "-m", "-v", "script",
+        "--nproc-per-node", "--out", "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose",
+        "--world-size", "-m", "-v", "script",
         "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
