@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -143,4 +144,35 @@ def test_other_files_are_refused(tmp_path, text):
 
 def test_a_missing_report_names_the_command_that_makes_one(tmp_path):
     with pytest.raises(CorruptFile, match="windtunnel run"):
+        read_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("world_size",), True, "world_size is True, not a whole number"),
+        (("world_size",), 1.5, "world_size is 1.5, not a whole number"),
+        (("device", "name"), 5, "device.name is 5, not a text"),
+        (("ranks", 0, "peak_bytes"), -1, "ranks[0].peak_bytes is -1, not a whole number from 0 on"),
+        (("ranks", 0, "peak_bytes"), 10**40, "ranks[0].peak_bytes is 1000"),
+        (("ranks", 0, "peak_bytes"), "NaN", "ranks[0].peak_bytes is 'NaN'"),
+        (("ranks", 0, "step_time_us"), float("nan"), "ranks[0].step_time_us is nan, not a number"),
+        (("ranks", 0, "fits"), 1, "ranks[0].fits is 1, not true or false"),
+        (("ranks", 0, "build_time_us"), [], "ranks[0].build_time_us is [], not a table of names"),
+        (("ranks", 0, "build_time_us"), {"a": None}, "ranks[0].build_time_us['a'] is None"),
+        (("ranks", 0, "peak_at", "module"), None, "ranks[0].peak_at.module is None, not a text"),
+        (("ranks", 0, "at_peak_bytes", "inputs"), {}, "ranks[0].at_peak_bytes.inputs is {}"),
+        (("ranks", 0, "notes"), [["<b>"]], "ranks[0].notes[0] is ['<b>'], not a text"),
+        (("ranks", 0, "unknown_values", 0, "value"), [1], "ranks[0].unknown_values[0].value is [1]"),
+        (("ranks", 0, "unknown_values", 0, "count"), None, "ranks[0].unknown_values[0].count is None"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_named(path, value, said, tmp_path):
+    document = json.loads(report_text(run_of(FITTING)))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptFile, match=re.escape(said)):
         read_report(tmp_path / "report.json")

@@ -63,6 +63,12 @@ def test_half_a_character_is_written_as_in_the_report():
     assert (data["title"], data["named"]) == ("train\\udcff.py", {"rank\\ud800": 1})
 
 
+def test_flops_of_a_job_may_be_more_than_64_bits_hold():
+    page = page_bytes("run", {"title": "", "flops": 39 * 10**18, "most": 2**63 - 1}).decode()
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert (data["flops"], data["most"]) == (39 * 10**18, 2**63 - 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_licence_of_the_charting_library_is_in_every_page(kind):
     page = page_bytes(kind, {"title": ""}).decode()

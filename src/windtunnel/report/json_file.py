@@ -28,6 +28,7 @@ from windtunnel.report.json_time import (
     time_document,
     time_of_document,
 )
+from windtunnel.report.record_types import check_record
 from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
 
 __all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
@@ -83,7 +84,7 @@ def read_report(path: Path) -> RunResult:
             raise CorruptFile(
                 f"{path} has schema {document['schema']}, and this windtunnel reads schema {SCHEMA}"
             )
-        return RunResult(
+        result = RunResult(
             windtunnel=document["windtunnel"],
             level=document["level"],
             world_size=document["world_size"],
@@ -98,6 +99,8 @@ def read_report(path: Path) -> RunResult:
                 MeshAxis(axis["name"], axis["size"], axis["stride"]) for axis in document.get("mesh", ())
             ),
         )
+        check_record(result)
+        return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

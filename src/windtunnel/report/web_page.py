@@ -58,11 +58,14 @@ def page_bytes(kind: str, document: dict[str, Any]) -> bytes:
 
 
 def json_bytes(document: Any) -> bytes:
-    """Any document of a page as JSON; a letter that UTF-8 does not have is written as in report.json."""
+    """Any document of a page as JSON; a letter that UTF-8 does not have is written as in report.json.
+
+    JavaScript has no whole numbers beyond 2**64: flops of a large job are written as it would read them.
+    """
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
         return orjson.dumps(document, option=options)
-    except TypeError:  # a name of the user's program may have half of a character
+    except TypeError:
         return orjson.dumps(_clean(document), option=options)
 
 
@@ -73,7 +76,7 @@ def _clean(value: Any) -> Any:
         return {_clean(key): _clean(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(each) for each in value]
-    return value
+    return float(value) if isinstance(value, int) and value.bit_length() > 63 else value
 
 
 def write_page(path: Path, page: bytes) -> None:

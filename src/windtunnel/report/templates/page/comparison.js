@@ -97,7 +97,7 @@ function comparisonTime(data, turn, a, b) {
   const name = (title) => [{ title, text: (row) => row.name || "(outside any module)", class: "code" }];
   const step = { a: a.step_seconds, b: b.step_seconds, name: "step", difference: b.step_seconds - a.step_seconds };
   const rows = (list) => list.map((row) => turn(row, ["a", "b"]));
-  return [h("h2", null, "Time of a step"), comparisonTable({ id: "comparison-step", rows: [step], format: seconds, names: [{ title: "", text: () => "whole step" }] }),
+  return [h("h2", null, "Time of a step"), comparisonTable({ id: "comparison-step", rows: [step], format: seconds, names: [{ title: "what", text: () => "whole step" }] }),
     h("div", { class: "columns" },
       h("div", null, h("h3", null, "Kernels by kind of operator"), comparisonTable({ id: "comparison-classes", rows: rows(data.time.classes), format: seconds, shown: 12, names: name("kind") })),
       h("div", null, h("h3", null, "Kernels by module"), comparisonTable({ id: "comparison-module-times", rows: rows(data.time.modules), format: seconds, shown: 12, names: name("module") })))];

@@ -1,0 +1,111 @@
+"""Whether records read from a file hold what their classes say: the file may come from elsewhere.
+
+RunResult as read ──> check_record ──> ValueError that names the first field that does not keep its word
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+__all__ = ["check_record"]
+
+_Check = Callable[[Any, str], None]
+_BEYOND = 1e30  # no bytes, flops or seconds of any machine; sums and products of less stay finite
+
+
+def check_record(record: Any, where: str = "") -> None:
+    """Every field of a dataclass, and of those inside it."""
+    for name, check in _checks(type(record)):
+        check(getattr(record, name), f"{where}.{name}" if where else name)
+
+
+@cache
+def _checks(record: type) -> tuple[tuple[str, _Check], ...]:
+    hints = get_type_hints(record)
+    return tuple((f.name, _check_of(hints[f.name])) for f in fields(record))
+
+
+@cache
+def _check_of(hint: Any) -> _Check:
+    """What to do with a value of this type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _any_of(inner)
+    if origin is tuple:
+        return _each(_check_of(inner[0]))
+    if origin is dict:
+        return _values(_check_of(inner[1]))
+    if is_dataclass(hint):
+        return _record(hint)
+    return _plain(hint)
+
+
+def _any_of(hints: tuple[Any, ...]) -> _Check:
+    others = [_check_of(hint) for hint in hints if hint is not NoneType]
+
+    def check(value: Any, where: str) -> None:
+        if value is None and NoneType in hints:
+            return
+        for other in others[:-1]:
+            try:
+                return other(value, where)
+            except ValueError:
+                continue
+        others[-1](value, where)
+
+    return check
+
+
+def _each(one: _Check) -> _Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, tuple):
+            raise ValueError(f"{where} is {value!r:.60}, not a list")
+        for i, each in enumerate(value):
+            one(each, f"{where}[{i}]")
+
+    return check
+
+
+def _values(one: _Check) -> _Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {value!r:.60}, not a table of names")
+        for key, each in value.items():
+            one(each, f"{where}[{key!r:.60}]")
+
+    return check
+
+
+def _record(hint: type) -> _Check:
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, hint):
+            raise ValueError(f"{where} is {value!r:.60}, not a {hint.__name__}")
+        check_record(value, where)
+
+    return check
+
+
+def _plain(hint: Any) -> _Check:
+    words = {int: "a whole number from 0 on", float: "a number", bool: "true or false", str: "a text"}
+
+    def check(value: Any, where: str) -> None:
+        if not _is_plain(value, hint):
+            raise ValueError(f"{where} is {value!r:.60}, not {words.get(hint, 'columns of numbers')}")
+
+    return check
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint is int:
+        return type(value) is int and 0 <= value < _BEYOND
+    if hint is float:
+        return type(value) in (int, float) and -_BEYOND < value < _BEYOND
+    if hint is np.ndarray:
+        return isinstance(value, np.ndarray)
+    return type(value) is hint
