@@ -13,7 +13,8 @@ from windtunnel.errors import UsageError
 __all__ = ["prepare_folder"]
 
 _FILES_OF_RUN = (
-    "report.json", "report.html", "remat.json", "remat.png", "remat.svg", "trace_view.json", "trace.html",
+    "report.json", "report.html", "remat.json", "remat.png", "remat.svg", "advice.json", "advice.png",
+    "advice.svg", "trace_view.json", "trace.html",
 )  # fmt: skip
 _FILES_OF_RANK = (
     "run.log", "recording.arrows", "memory.png", "memory.svg", "memory_block.csv", "snapshot.pickle",
