@@ -8,7 +8,7 @@ RunRequest ──> World ──> a Finding per simulated rank ──┬──> s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +95,11 @@ def simulate(
         reported, representative = _reported(request, findings, representative, outcome)
         mismatches = () if outcome.is_interrupted else _mismatches(request, reported, representative)
         is_interrupted = outcome.is_interrupted
+        if request.writes_page or request.level >= 3:
+            # What follows takes long where ranks are large: killed there, the run still has its report.
+            with suppress(OSError):
+                early = _run_result(request, reported, representative, mismatches)
+                write_report(request.folder / "report.json", early)
         try:
             drawn = analysts.draw(_worth_a_picture(request, reported), n_jobs)
             tell("reading every allocation for the page")
@@ -128,21 +133,16 @@ def summarise(
 ) -> Simulation:
     """Put the ranks together, time them at level 3, and write report.json and the page whatever happened to them."""
     findings, time, trace = _timed(request, findings, representative, mismatches, tell)
-    results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
-    device = DeviceResult(request.device.id, request.device.memory_bytes)
-    result = RunResult(
-        __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
-        _mesh(request, findings),
-    )  # fmt: skip
+    result = _run_result(request, findings, representative, mismatches, time)
     codes = [finding.code for finding in findings.values()]
     try:
         write_report(request.folder / "report.json", result)
         for rank in findings:
             with (request.folder / f"rank{rank}" / "run.log").open("a", encoding="utf-8") as log:
-                log.write("\n".join(five_facts(findings[rank].result, device)) + "\n")
+                log.write("\n".join(five_facts(findings[rank].result, result.device)) + "\n")
     except OSError as error:
         note = f"files of this run could not be written: {error.strerror or error}"
-        result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in results))
+        result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
         codes.append(CANNOT_RECORD)
     if request.writes_page:
         tell("writing the page")
@@ -150,6 +150,21 @@ def summarise(
         if note is not None:
             result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
     return Simulation(result, tuple(codes))
+
+
+def _run_result(
+    request: RunRequest,
+    findings: Mapping[int, Finding],
+    representative: Mapping[int, int],
+    mismatches: tuple[Mismatch, ...],
+    time: TimeResult | None = None,
+) -> RunResult:
+    results = tuple(_result_of(rank, findings, representative) for rank in sorted(representative))
+    device = DeviceResult(request.device.id, request.device.memory_bytes)
+    return RunResult(
+        __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
+        _mesh(request, findings),
+    )  # fmt: skip
 
 
 def _without_time(request: RunRequest) -> RunRequest:
