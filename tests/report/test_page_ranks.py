@@ -40,6 +40,11 @@ def _equal():
     return run_of(FIRST, *(same_as(rank, FIRST) for rank in range(1, 12)))
 
 
+def _part():
+    """`--ranks 3,5` of eight: numbers of ranks are no indices."""
+    return replace(run_of(replace(FIRST, rank=3), replace(SECOND, rank=5)), world_size=8)
+
+
 @pytest.fixture(scope="module")
 def browser():
     with open_browser(1280, 1000) as driver:
@@ -49,7 +54,7 @@ def browser():
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    for name, run in (("small", _small()), ("large", _large()), ("equal", _equal())):
+    for name, run in (("small", _small()), ("large", _large()), ("equal", _equal()), ("part", _part())):
         (folder / f"{name}.html").write_bytes(page_bytes("run", run_document(run, name)))
     return folder
 
@@ -222,3 +227,15 @@ def test_16384_ranks_are_drawn_and_pointed_at_without_delay(shown):
     _point(shown, 2047, is_click=True)
     assert _chosen(shown) == 2047
     assert len({*_colours(shown, [5, 2000]), *_colours(shown, [2050, 16380])}) == 2
+
+
+@pytest.mark.parametrize("shown", ["part"], indirect=True)
+def test_a_rank_that_was_not_simulated_is_said_to_be_so_in_every_view(shown):
+    for view in ("overview", "memory", "peak"):
+        shown.execute_script("windtunnel.show(arguments[0])", view)
+        for rank, is_known in ((0, False), (3, True), (7, False), (5, True)):
+            shown.execute_script("windtunnel.page.choose({rank: arguments[0]})", rank)
+            shown.execute_async_script("windtunnel.ready().then(() => requestAnimationFrame(arguments[0]))")
+            text = shown.find_element("id", f"view-{view}").text
+            assert (f"Rank {rank} was not looked at" in text) is not is_known, (view, rank)
+            assert ("report.json has its figures" in text) is False

@@ -39,7 +39,7 @@ async function openAllocator(box, page) {
     if (rank !== page.rank) return;  // another choice came in between
     state.detail = detail;
     parts.title.replaceChildren(page.data.run.world_size > 1 ? `The allocator of rank ${rank}` : "The allocator");
-    parts.note.replaceChildren(isThere ? "" : h("p", { class: "note" }, `${flameTold(page)}: of rank ${rank} there is no map.`));
+    parts.note.replaceChildren(isThere ? "" : h("p", { class: "note" }, rankUnseen(page) ?? `${flameTold(page)}: of rank ${rank} there is no map.`));
     for (const name of ["maps", "sum", "tools", "legend", "scroll", "said"]) parts[name].hidden = !isThere;
     if (isThere) pick(Math.min(state.which, detail.maps.length - 1));
     else state.map = null;

@@ -87,7 +87,7 @@ function flameTitle(page, state, parts) {
     notes.push(h("p", { class: "faint" }, overviewMoment({ step: stepAt(detail, row), phase: phaseAt(detail, row) }), " ",
       h("button", { type: "button", onclick: () => page.choose({ at: null }) }, "back to the peak")));
   } else if (document?.peak_at) notes.push(h("p", { class: "faint" }, overviewMoment(document.peak_at)));
-  if (!document?.peak_bytes) note("No memory was measured of this rank.");
+  if (!document?.peak_bytes) note(rankUnseen(page) ?? "No memory was measured of this rank.");
   else if (!detail) note(`${flameTold(page)}; of this one the modules at its peak are known.`);
   for (const sentence of detail?.left_out ?? []) note(sentence);
   parts.notes.replaceChildren(...notes);

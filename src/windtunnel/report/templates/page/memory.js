@@ -40,7 +40,7 @@ async function mountMemory(box, page) {
 
 function emptyMemory(parts, page) {
   for (const part of [parts.buttons, parts.legend, parts.panel]) part.replaceChildren();
-  parts.head.replaceChildren(h("h2", null, "Memory over time"), h("p", null, `This page holds no timeline of rank ${page.rank}; report.json has its figures.`));
+  parts.head.replaceChildren(h("h2", null, "Memory over time"), h("p", null, rankUnseen(page) ?? `This page holds no timeline of rank ${page.rank}; report.json has its figures.`));
 }
 
 function memoryChart(parts, page, detail, isDetailed) {

@@ -55,7 +55,7 @@ function rankRamp(page, kind, scale) {
 
 function rankFigures(page, ranks) {
   const rank = page.rank, i = ranks.at.get(rank), title = h("h3", null, `Rank ${rank}`);
-  if (i === undefined) return [title, h("p", null, "This rank was not looked at: the run was told which ranks to simulate.")];
+  if (i === undefined) return [title, h("p", null, rankUnseen(page))];
   const document = page.document(), { columns } = ranks, shownBy = ranks.shownBy(i);
   const axes = page.data.run.mesh ?? [];
   const place = axes.map((axis) => axis.name.includes(" ") ? `${axis.name}: ${Math.floor(rank / axis.stride) % axis.size}` : `${axis.name} ${Math.floor(rank / axis.stride) % axis.size} of ${axis.size}`).join(", ");
@@ -126,3 +126,6 @@ function rankClasses(page, ranks) {
 }
 
 const rankCut = (ranges, most) => ranges.length > most ? `${ranges.slice(0, most).join(", ")}, …` : ranges.join(", ");
+
+// For every view: what to say of a rank the run knows nothing of; null of all others.
+const rankUnseen = (page) => page.document() ? null : `Rank ${page.rank} was not looked at: this run simulated others.`;
