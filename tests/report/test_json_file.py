@@ -176,3 +176,24 @@ def test_a_field_that_is_not_what_it_should_be_is_named(path, value, said, tmp_p
     (tmp_path / "report.json").write_text(json.dumps(document))
     with pytest.raises(CorruptFile, match=re.escape(said)):
         read_report(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"world_size": 0}, "its ranks are not 3 different ones of 0"),
+        ({"world_size": 10**18}, "a world of 1,000,000,000,000,000,000 ranks"),
+        ({"world_size": 2}, "its ranks are not 3 different ones of 2"),
+        ({"ranks": (FITTING, FITTING)}, "its ranks are not 2 different ones of 3"),
+        ({"ranks": (same_as(1, FITTING),)}, "a rank is shown by one that is not there"),
+        ({"mesh": (MeshAxis("tp", 2, 1),)}, "the axes of its mesh do not make 3 ranks"),
+        ({"mesh": (MeshAxis("tp", 0, 1),)}, "the axes of its mesh do not make 3 ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_together_are_refused(change, said, tmp_path):
+    run = run_of(FITTING, same_as(1, FITTING), same_as(2, FITTING), world_size=3)
+    write_report(tmp_path / "report.json", run)
+    assert read_report(tmp_path / "report.json").world_size == 3
+    write_report(tmp_path / "report.json", replace(run, **change))
+    with pytest.raises(CorruptFile, match=re.escape(said)):
+        read_report(tmp_path / "report.json")

@@ -46,7 +46,7 @@ def read_carefully(path: Path | str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CorruptFile(
-            f"{path} is not a report of windtunnel: {type(error).__name__} {error}",
+            f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}",
             hint="run the script again, with --force to replace it",
         ) from error
 

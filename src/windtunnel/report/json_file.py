@@ -8,6 +8,7 @@ The file appears under its name only when it is whole: a reader never meets half
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -33,6 +34,7 @@ from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult
 
 __all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
+_MOST_RANKS = 10_000_000  # ten times the largest machine there is
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
 
 
@@ -100,11 +102,29 @@ def read_report(path: Path) -> RunResult:
             ),
         )
         check_record(result)
+        _check_ranks(result)
         return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptFile(f"{path} is not a report of windtunnel: {type(error).__name__} {error}") from error
+        raise CorruptFile(
+            f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}"
+        ) from error
+
+
+def _check_ranks(result: RunResult) -> None:
+    """Whoever counts up to the world size, or looks up the rank that stands for another, relies on these."""
+    world = result.world_size
+    numbers = {rank.rank for rank in result.ranks}
+    told = {rank.rank for rank in result.ranks if rank.status != "same_as"}
+    if world > _MOST_RANKS:
+        raise ValueError(f"a world of {world:,} ranks")
+    if len(numbers) < len(result.ranks) or max(numbers, default=-1) >= world:
+        raise ValueError(f"its ranks are not {len(result.ranks):,} different ones of {world:,}")
+    if any(rank.status == "same_as" and rank.same_as not in told for rank in result.ranks):
+        raise ValueError("a rank is shown by one that is not there")
+    if result.mesh and math.prod(max(1, axis.size) for axis in result.mesh) != world:
+        raise ValueError(f"the axes of its mesh do not make {world:,} ranks")
 
 
 def rank_document(rank: RankResult) -> dict[str, Any]:
