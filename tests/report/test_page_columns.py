@@ -7,9 +7,12 @@ import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.report.browser import complaints, open_browser
 from windtunnel.report.page_columns import pack
+from windtunnel.report.page_lines import read_column
 from windtunnel.report.web_page import page_bytes
 
 COLUMNS = {
@@ -46,9 +49,37 @@ def test_a_column_comes_back_as_it_was_in_the_narrowest_type(name):
     assert read(column).tolist() == values
 
 
-def test_a_number_that_a_page_cannot_hold_is_refused():
+_EDGES = [
+    sign * (2**power + off)
+    for power in (0, 7, 8, 15, 16, 31, 32, 52)
+    for off in (-1, 0, 1)
+    for sign in (-1, 1)
+]
+_WHOLE = st.sampled_from(_EDGES) | st.integers(-(2**53) + 1, 2**53 - 1) | st.integers(0, 300)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_WHOLE, max_size=30), st.booleans(), st.booleans())
+def test_any_whole_numbers_come_back(values, is_rising, is_sorted):
+    values = sorted(values) if is_sorted else values
+    column = pack(np.array(values, np.int64), is_rising=is_rising)
+    assert read(column).tolist() == values
+    assert read_column(column).tolist() == values  # what `view A B` reads of a page
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(), max_size=20))
+def test_any_floats_come_back_bit_by_bit(values):
+    assert read(pack(np.array(values, np.float64))).tobytes() == np.array(values, "<f8").tobytes()
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 10**30])
+def test_a_number_that_a_page_cannot_hold_is_refused(number):
     with pytest.raises(ValueError, match="more than a page can hold exactly"):
-        pack([2**53])
+        pack(np.array([1, number], object))
+    if 0 <= number < 2**64:
+        with pytest.raises(ValueError, match="more than a page can hold exactly"):
+            pack(np.array([number], np.uint64))
 
 
 def test_a_repeated_step_takes_little_room():

@@ -17,6 +17,7 @@ __all__ = ["pack"]
 
 _NARROWEST = ((np.uint8, "u1"), (np.uint16, "u2"), (np.uint32, "u4"), (np.int32, "i4"), (np.float64, "f8"))
 _LEVEL = 6
+_EXACT = 2**53  # a float64 holds every whole number below it
 
 
 def pack(values: Any, *, is_rising: bool = False) -> dict[str, Any]:
@@ -24,19 +25,20 @@ def pack(values: Any, *, is_rising: bool = False) -> dict[str, Any]:
     array = np.ascontiguousarray(values)
     if array.size and array.dtype.kind == "f":
         return _column(array.astype("<f8"), "f8", is_delta=False)
+    dtype, name = _type_of(array)  # before it is 64 bits: a larger number would become another one
     array = array.astype(np.int64)
-    dtype, name = _type_of(array)
-    narrow = array.astype(np.dtype(dtype).newbyteorder("<"))
+    target = np.dtype(dtype).newbyteorder("<")
     if is_rising and len(array) > 1:
         steps = np.diff(array, prepend=0)
-        # Unsigned numbers wrap around in the reader as they do here: a fall is no loss.
-        narrow = steps.astype(np.dtype(dtype).newbyteorder("<"))
-    return _column(narrow, name, is_delta=is_rising and len(array) > 1)
+        # Whole numbers wrap around in the reader as they do here: a fall is no loss. Floats do not.
+        if name != "f8" or int(np.abs(steps).max()) < _EXACT:
+            return _column(steps.astype(target), name, is_delta=True)
+    return _column(array.astype(target), name, is_delta=False)
 
 
 def _type_of(array: np.ndarray) -> tuple[type, str]:
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    if max(abs(low), abs(high)) >= 2**53:
+    if max(abs(low), abs(high)) >= _EXACT:
         raise ValueError(f"{max(abs(low), abs(high))} is more than a page can hold exactly")
     for dtype, name in _NARROWEST[:-1]:
         limits = np.iinfo(dtype)
