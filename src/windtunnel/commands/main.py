@@ -8,15 +8,14 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from windtunnel.commands import compare, devices, remat, replay, run, view
 from windtunnel.errors import WindtunnelError
+from windtunnel.frameworks import load_door
 
 __all__ = ["main"]
 
-# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has.
-_VERBS: dict[str, ModuleType] = {
-    "run": run, "remat": remat, "replay": replay, "compare": compare, "view": view, "devices": devices,
-}  # fmt: skip
+# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has. It is imported
+# when it is asked for: together they take longer than most of what one of them does.
+_VERBS = ("run", "remat", "replay", "compare", "view", "devices")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,9 +23,10 @@ def main(argv: list[str] | None = None) -> int:
 
     0 fits or equal, 1 a bug of ours, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
     """
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(argv[:1]).parse_args(argv)
     try:
-        code = _VERBS[args.verb].run(args)
+        code = _module(args.verb).run(args)
         sys.stdout.flush()
         return code
     except WindtunnelError as error:
@@ -51,7 +51,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"windtunnel: {message}\n  next: {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _module(verb: str) -> ModuleType:
+    return load_door(f"windtunnel.commands.{verb}")
+
+
+def _parser(asked: list[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of the verb that is asked for, or of all of them."""
     parser = _Parser(
         prog="windtunnel",
         description=__doc__,
@@ -59,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"windtunnel {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, module in _VERBS.items():
+    for name in [verb for verb in _VERBS if verb in (asked or ())] or _VERBS:
+        module = _module(name)
         help_text = (module.__doc__ or "").strip()
         verb = verbs.add_parser(
             name,
