@@ -257,3 +257,40 @@ def test_errors_of_failed_ranks_are_warnings(show):
 def test_a_run_without_warnings_says_so(show, browser):
     assert show("quiet", "warnings").text.startswith("No warnings")
     assert browser.find_element("id", "tab-warnings").text == "Warnings"
+
+
+def test_skipping_to_the_report_stays_in_the_view_in_front(show, browser):
+    show("warned", "warnings")
+    browser.execute_async_script(
+        "addEventListener('hashchange', () => setTimeout(arguments[0]), {once: true}); document.querySelector('.skip').click()"
+    )
+    assert browser.execute_async_script("windtunnel.ready().then(arguments[0])") == "warnings"
+    assert browser.find_element("id", "view-warnings").is_displayed()
+
+
+def test_paper_is_light_whatever_the_screen_is(show, browser):
+    show("large")
+    theme = "return document.documentElement.dataset.theme ?? 'auto'"
+    browser.find_element("id", "theme").click()
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(theme) == "dark"
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(theme) == "light"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(theme) == "dark"
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(theme) == "auto"
+
+
+@pytest.mark.parametrize("view", ["memory", "peak", "overview"])
+def test_a_rank_chosen_while_a_view_is_drawn_is_shown(show, browser, view):
+    show("many", "warnings")
+    browser.execute_async_script(
+        "windtunnel.page.choose({rank: 2}); windtunnel.show(arguments[0]); windtunnel.page.choose({rank: 0});"
+        " windtunnel.ready().then(() => requestAnimationFrame(() => setTimeout(arguments[1], 30)))",
+        view,
+    )
+    text = browser.find_element("id", f"view-{view}").text
+    assert "rank 0" in text.split("Which module")[0].replace("Told of rank", "")
+    if view != "overview":
+        assert "rank 2" not in text.splitlines()[0]

@@ -55,9 +55,13 @@ function openPage(data) {
   }
 
   async function mount(view, box) {
+    const { rank, at } = page;
     try {
-      const hands = await view.mount(box, page);
-      shown.get(view.id).hands = hands ?? null;
+      const hands = await view.mount(box, page), mine = shown.get(view.id);
+      mine.hands = hands ?? null;
+      if (rank === page.rank && at === page.at) return;
+      // Another was chosen while this was drawn.
+      if (view.id === current) mine.hands?.update?.(page); else mine.isStale = true;
     } catch (error) {
       box.append(h("p", { class: "bad" }, `This view could not be drawn: ${error.message}.`));
       throw error;
@@ -77,10 +81,16 @@ function openPage(data) {
   }
 
   drawHead(page, views, redraw);
-  addEventListener("hashchange", () => { if (location.hash.slice(1) !== current) show(location.hash.slice(1)); });
+  addEventListener("hashchange", () => {
+    const asked = location.hash.slice(1);
+    if (asked !== current && views.some((view) => view.id === asked)) show(asked);  // "#main" skips to the view in front
+  });
   let pending = 0;
   addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(redraw); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  // Paper is light, and what is drawn on canvases must be as well.
+  addEventListener("beforeprint", () => { applyTheme("light"); redraw(); });
+  addEventListener("afterprint", () => { applyTheme(page.theme); redraw(); });
   // For tests, and for whoever scripts this page: what is chosen, and when the view in front is drawn.
   window.windtunnel = { page, show, ready: async () => { await shown.get(current)?.isReady; return current; } };
   show(location.hash.slice(1) || data.opens_on);
@@ -121,13 +131,17 @@ function rankPicker(page) {
     } }));
 }
 
+function applyTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
 function themeButton(page, redraw) {
   const next = { auto: "light", light: "dark", dark: "auto" };
   const word = () => `theme: ${page.theme}`;
   const button = h("button", { id: "theme", type: "button", title: "light, dark, or as the system has it", onclick: () => {
     page.theme = next[page.theme];
-    if (page.theme === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = page.theme;
+    applyTheme(page.theme);
     button.textContent = word();
     redraw();
   } }, word());
