@@ -161,11 +161,12 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
     (out / "rank0").mkdir(parents=True)
     (out / "rank7").mkdir()
     (out / "rankings").mkdir()
-    for mine in ("memory-notes.txt", "rank0/mine.txt", "rankings/run.log"):
+    for mine in ("memory-notes.txt", ".report.html.mine", "rank0/mine.txt", "rankings/run.log"):
         (out / mine).write_text("mine")
     for ours in (
         "report.json",
         "report.html",
+        ".report.html.k2j4_x9a",  # killed while it was written
         "trace_view.json",
         "trace.html",
         "rank0/memory_block.csv",
@@ -179,7 +180,7 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
     assert done.returncode == 0
     kept = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert kept == [
-        "memory-notes.txt", "rank0/mine.txt", "rank0/recording.arrows", "rank0/run.log", "rankings/run.log",
+        ".report.html.mine", "memory-notes.txt", "rank0/mine.txt", "rank0/recording.arrows", "rank0/run.log", "rankings/run.log",
         "report.json",
     ]  # fmt: skip
 

@@ -197,3 +197,9 @@ def test_ranks_that_cannot_be_together_are_refused(change, said, tmp_path):
     write_report(tmp_path / "report.json", replace(run, **change))
     with pytest.raises(CorruptFile, match=re.escape(said)):
         read_report(tmp_path / "report.json")
+
+
+def test_a_report_of_nothing_but_brackets_is_refused(tmp_path):
+    (tmp_path / "report.json").write_text("[" * 200_000)
+    with pytest.raises(CorruptFile, match="is not a report of windtunnel"):
+        read_report(tmp_path / "report.json")

@@ -48,6 +48,8 @@ def prepare_folder(folder: Path, force: bool) -> None:
 def _remove_earlier_run(folder: Path) -> None:
     for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
+        for half in folder.glob(f".{name}.????????"):  # of a run that was killed while it wrote
+            half.unlink(missing_ok=True)
     for rank in folder.iterdir():
         if re.fullmatch(r"rank\d+", rank.name) and rank.is_dir() and not rank.is_symlink():
             for name in _FILES_OF_RANK:

@@ -106,7 +106,7 @@ def read_report(path: Path) -> RunResult:
         return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}"
         ) from error
