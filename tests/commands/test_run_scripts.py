@@ -180,8 +180,8 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
     assert done.returncode == 0
     kept = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert kept == [
-        ".report.html.mine", "memory-notes.txt", "rank0/mine.txt", "rank0/recording.arrows", "rank0/run.log", "rankings/run.log",
-        "report.json",
+        ".report.html.mine", "memory-notes.txt", "rank0/mine.txt", "rank0/recording.arrows", "rank0/run.log",
+        "rankings/run.log", "report.json",
     ]  # fmt: skip
 
 
