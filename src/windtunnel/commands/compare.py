@@ -11,13 +11,11 @@ Exit code 3: the dumps differ.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,6 +34,7 @@ from windtunnel.report.compare_file import compare_text
 from windtunnel.report.compare_page import PrecisionPage
 from windtunnel.report.compare_result import CompareResult
 from windtunnel.report.compare_table import render_compare
+from windtunnel.report.whole_file import whole_file
 
 __all__ = ["add_arguments", "run"]
 
@@ -156,20 +155,14 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}", hint="name another --out"
-        ) from error
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with ExitStack() as closing:
+        try:
+            stream = closing.enter_context(whole_file(path))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror or error}", hint="name another --out"
+            ) from error
+        yield stream
 
 
 @contextmanager

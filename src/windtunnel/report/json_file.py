@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from windtunnel.report.json_time import (
 )
 from windtunnel.report.record_types import check_record
 from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
+from windtunnel.report.whole_file import whole_file
 
 __all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
@@ -64,18 +63,10 @@ def run_fields(result: RunResult) -> dict[str, Any]:
 
 
 def write_report(path: Path, result: RunResult) -> None:
-    """Write report.json in one go: first under another name in the same directory, then renamed."""
-    path = Path(path)
+    """Write report.json in one go."""
     text = report_text(result)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(Path(path)) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def read_report(path: Path) -> RunResult:

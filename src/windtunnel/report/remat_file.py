@@ -8,14 +8,13 @@ The file appears under its name only when it is whole.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from windtunnel.remat.curve import MARGIN, Point
 from windtunnel.report.remat_result import RematResult, answer, assumptions, use_lines
+from windtunnel.report.whole_file import whole_file
 
 __all__ = ["SCHEMA", "remat_document", "remat_text", "write_remat"]
 
@@ -28,16 +27,9 @@ def remat_text(result: RematResult) -> str:
 
 
 def write_remat(path: Path, result: RematResult) -> None:
-    """First under another name in the same directory, then renamed."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(remat_text(result))
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Write remat.json in one go."""
+    with whole_file(path) as file:
+        file.write(remat_text(result).encode("utf-8", "backslashreplace"))
 
 
 def remat_document(result: RematResult) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-import tempfile
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from windtunnel.report.whole_file import whole_file
 
 __all__ = ["VIEWS", "json_bytes", "page_bytes", "write_page"]
 
@@ -81,15 +81,8 @@ def _clean(value: Any) -> Any:
 
 def write_page(path: Path, page: bytes) -> None:
     """The file appears under its name only when it is whole."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(page)
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(page)
 
 
 @cache

@@ -24,7 +24,7 @@ function rankMap(page) {
     onclick: () => { state.mode = mode; redraw(); } }, RANK_MODES[mode].title));
   const frame = h("div", { class: "rank-frame scroll" }, canvas), figures = h("div", { class: "rank-figures" });
   const classes = h("div", { class: "rank-classes" });
-  const element = h("div", { class: "rank-map" },
+  const element = h("div", { class: `rank-map${page.data.run.world_size > 64 ? "" : " rank-few"}` },
     isAlone ? null : h("div", { class: "rank-picture" }, h("div", { class: "bar", role: "group", "aria-label": "Colour of the ranks" },
       h("span", { class: "faint" }, "colour:"), buttons), frame, legend, status),
     figures, isAlone ? null : classes);
