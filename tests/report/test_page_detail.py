@@ -30,7 +30,14 @@ def test_every_column_of_the_detail_is_in_the_document(tmp_path):
     assert names[:2] == ["layers.0.weight", "layers.1.weight"]
     assert read(document["reserved"]["bytes"]).max() == 2048 * KIB
     assert document["roles"][:3] == ["weights", "gradients", "optimizer"]
-    assert document["phases"]["names"] == ["build", "forward", "backward", "optimizer"]
+    assert document["phases"]["names"] == [
+        "build",
+        "forward",
+        "backward",
+        "optimizer",
+        "recompute",
+        "after backward",
+    ]
     assert read(document["steps"]["number"]).tolist() == [1, 2]
     assert (document["rest"], document["left_out"], document["peak_row"]) == (None, [], detail.peak_row)
 

@@ -21,6 +21,7 @@ from windtunnel.memory.attribution import ROLES, short_op
 from windtunnel.memory.lifetime import lifetimes_of, steps_of
 from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import CountingAllocator, Replay, replay
+from windtunnel.memory.phases import phases_of
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
 __all__ = ["AllocatorMap", "Operators", "RankDetail", "Rest", "rank_detail"]
@@ -272,12 +273,12 @@ def _operator_columns(
 
 def _phases(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
     """Where the phase changes. Only rows of work know theirs: a mark has none."""
-    kind, phase = recording.columns["kind"], recording.columns["phase"]
+    kind = recording.columns["kind"]
     works = np.isin(kind, (Kind.OP, Kind.ALLOC, Kind.MODULE_ENTER, Kind.COLLECTIVE))
     rows = np.flatnonzero(works)
-    is_new = np.diff(phase[rows].astype(np.int64), prepend=-1) != 0
-    rows = rows[is_new]
-    found = phase[rows].astype(np.int64)
+    phase = phases_of(recording, rows)
+    is_new = np.diff(phase, prepend=-1) != 0
+    rows, found = rows[is_new], phase[is_new]
     if len(rows):
         rows[0] = 0
     return (rows, found) if len(rows) else (np.zeros(1, np.int64), np.array([int(Phase.BUILD)]))

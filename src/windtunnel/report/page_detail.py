@@ -67,7 +67,7 @@ def detail_document(detail: RankDetail) -> dict[str, Any]:
         "phases": {
             "row": pack(detail.phase_row, is_rising=True),
             "phase": pack(detail.phase),
-            "names": [phase.name.lower() for phase in Phase],
+            "names": [*(phase.name.lower() for phase in Phase), "recompute", "after backward"],
         },
         "steps": {"row": pack(detail.step_row, is_rising=True), "number": pack(detail.step)},
         "peak_row": detail.peak_row,

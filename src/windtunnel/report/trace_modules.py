@@ -18,6 +18,7 @@ import numpy as np
 from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.memory.lifetime import steps_of
+from windtunnel.memory.phases import AFTER_BACKWARD, phases_of
 
 __all__ = ["RECOMPUTE", "LaneTime", "RowSpans", "module_spans", "phase_name", "phase_spans", "spans_in_time"]
 
@@ -74,13 +75,15 @@ def phase_spans(recording: Recording, rows: np.ndarray) -> tuple[RowSpans, RowSp
     if len(rows) == 0:
         return RowSpans(empty, empty, empty, empty), RowSpans(empty, empty, empty, empty)
     step = steps_of(recording, rows)
-    phase = recording.columns["phase"][rows].astype(np.int64)
+    phase = phases_of(recording, rows)
     phase[is_recomputed(recording)[rows]] = RECOMPUTE
     return _runs(rows, step, phase * 0 - 1), _runs(rows, step * 256 + phase, phase)
 
 
 def phase_name(phase: int) -> str:
-    """forward, backward, optimizer, build, recompute."""
+    """forward, backward, optimizer, build, recompute, after backward."""
+    if phase == AFTER_BACKWARD:
+        return "after backward"
     return "recompute" if phase == RECOMPUTE else Phase(phase).name.lower()
 
 
