@@ -8,6 +8,8 @@ MS     := $(VENV)-mindspore
 MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
+# Tests start hundreds of interpreters: each would compile our files once more.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test thorough check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean
 
 help:  ## list the targets

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.cpu_exactness import compare_program, programs
 
-# One program of each kind by default; `make thorough` and `make bench` run them all.
-_ALWAYS = {"gpt", "mlp"}
+# One program by default; `make thorough` and `make bench` run them all.
+_ALWAYS = {"gpt"}
 _PROGRAMS = [
     pytest.param(path, marks=[] if path.stem in _ALWAYS else pytest.mark.thorough, id=path.stem)
     for path in programs()

@@ -7,7 +7,11 @@ import pytest
 from benchmarks.gloo_truth import Case, compare_case
 
 # `make bench` has the others.
-CASES = (Case("fsdp2", 2, ("--bf16",)), Case("tensor_parallel"), Case("pipeline"))
+CASES = (
+    Case("fsdp2", 2, ("--bf16",)),
+    Case("tensor_parallel"),
+    pytest.param(Case("pipeline"), marks=pytest.mark.thorough, id="pipeline"),
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.program)

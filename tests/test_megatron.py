@@ -58,6 +58,7 @@ def peak_mib(rank: dict) -> float:
 
 
 @needs_megatron
+@pytest.mark.thorough
 def test_tensor_and_sequence_parallelism_halve_a_rank(tmp_path):
     whole = peak_mib(train(tmp_path, 1, "0")[0])
     half = peak_mib(train(tmp_path, 2, "0", "--tensor-model-parallel-size", "2", "--sequence-parallel")[0])

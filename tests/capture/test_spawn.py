@@ -26,7 +26,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("join", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_every_rank_runs_its_own_function(tmp_path, join):
     """Each has its own number of rows, so each rank's weights say which rank its function was given."""
     ranks = _run(tmp_path, SCRIPT.replace("JOIN", str(join)), "--world-size", "2")["ranks"]

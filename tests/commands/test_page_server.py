@@ -24,6 +24,7 @@ def viewing(*arguments):
     process = subprocess.Popen(
         [*COMMAND, "view", *map(str, arguments)], env=environment(),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script
     )  # fmt: skip
     try:
         yield process, [process.stdout.readline(), process.stdout.readline()]

@@ -116,7 +116,9 @@ def test_a_function_is_timed():
     assert report.ranks[0].time.profile.model_flops > 0
 
 
-@pytest.mark.parametrize(("ranks", "simulated"), [("auto", None), ([1, 2], [1, 2])])
+@pytest.mark.parametrize(
+    ("ranks", "simulated"), [pytest.param("auto", None, marks=pytest.mark.thorough), ([1, 2], [1, 2])]
+)
 def test_a_script_can_be_many_ranks(ranks, simulated, capfd):
     report = windtunnel.dry_run(SCRIPTS / "stages.py", world_size=4, ranks=ranks)
     assert [rank.rank for rank in report.ranks] == (simulated or [0, 1, 2, 3])

@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["convolutions", "attention", "accumulation"])
+@pytest.mark.parametrize(
+    "name", ["convolutions", "attention", pytest.param("accumulation", marks=pytest.mark.thorough)]
+)
 def test_a_dry_run_predicts_every_eviction(name):
     command = [sys.executable, "-m", "tests.remat.predicted_programs", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
 import sys
 import threading
@@ -93,6 +94,9 @@ def _print(text: str) -> None:
 
 
 def _serve(page: Callable[[], bytes], what: str, opens: bool, text: str = "") -> int:
+    if threading.current_thread() is threading.main_thread():
+        # A shell without job control starts jobs in the background deaf to it; this one has no other end.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with PageServer(page) as server:
         # In one go with what follows: whoever reads only the first line may then go away.
         print(server.address)
