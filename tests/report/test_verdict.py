@@ -31,7 +31,7 @@ def test_when_activations_dominate_checkpointing_and_the_needed_micro_batch_come
     assert verdict(run_of(LARGE)) == (
         "Does not fit: needs 96.00 GiB, an a100-80gb has 79.00 GiB usable; activations hold 60.00 GiB, "
         "weights 14.00 GiB, gradients 14.00 GiB; try activation checkpointing on layers.0-3 (16.00 GiB), "
-        "a micro-batch at least 1.4 times smaller or sharding weights, gradients and optimizer state over 3 "
+        "a micro-batch or sequence at least 1.4 times smaller or sharding weights, gradients and optimizer state over 3 "
         "ranks (FSDP or ZeRO)."
     )
 

@@ -25,9 +25,9 @@ _ARITHMETIC = frozenset(  # classes that compute; the rest moves bytes
     )
 )
 _WORTH_NAMING = 0.05  # of the step
+_WORTH_MENDING = 0.1  # of the step, beside arithmetic
 _MUCH = 0.02  # more than the fastest rank
 _ADVICE = {
-    "arithmetic": "only faster arithmetic (a lower precision, fewer recomputations, more cards) makes it shorter",
     "bytes": "fusing small operators (torch.compile, fused optimizers and norms) would make it shorter",
     "transfer": "keeping more on the device, or copying on a stream of its own, would make it shorter",
     "network": "overlapping it, a faster network or a smaller group would make it shorter",
@@ -58,7 +58,16 @@ def bound_by(time: RankTime, profile: StepProfile, *, is_cpu: bool = False, fram
         text += f"; {', '.join(others)}"
     if kind == "host" and is_cpu:
         return f"{text}."
-    return f"{text}; {_ADVICE_OF.get(framework, _ADVICE).get(kind, _ADVICE[kind])}."
+    advice = _ADVICE | _ADVICE_OF.get(framework, {})
+    if kind != "arithmetic":
+        return f"{text}; {advice[kind]}."
+    ways = "a lower precision, fewer recomputations, more cards"
+    if profile.hardware_flops <= profile.model_flops:
+        ways = "a lower precision, more cards"  # nothing is computed again
+    second, (seconds, _) = ordered[1]
+    if seconds < _WORTH_MENDING * whole:
+        return f"{text}; only faster arithmetic ({ways}) makes it shorter."
+    return f"{text}; faster arithmetic ({ways}) makes it shorter; {advice[second]}."
 
 
 def slowest_why(ranks: Mapping[int, RankTime], slowest: RankTime) -> str:

@@ -138,7 +138,7 @@ def _fewer_activations(rank: RankResult, short_by: int) -> Iterator[str]:
     where = f" on {mine[0].module} ({format_bytes(mine[0].n_bytes)})" if mine else ""
     yield f"activation checkpointing{where}"
     if activations > short_by:
-        yield f"a micro-batch at least {_up(activations / (activations - short_by)):.1f} times smaller"
+        yield f"a micro-batch or sequence at least {_up(activations / (activations - short_by)):.1f} times smaller"
 
 
 def _sharded_states(rank: RankResult, short_by: int) -> Iterator[str]:

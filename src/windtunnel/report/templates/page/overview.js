@@ -101,7 +101,9 @@ function overviewNeed(page, rank) {
   const { out_of_memory: refused, n_retries: retries, library_buffers_bytes: buffers, peak_in_pages_bytes: pages } = rank;
   if (refused) found.push(["First does not fit", `${bytes(refused.requested_bytes)} asked for at `, overviewMoment(refused.at)]);
   if (retries && rank.fits) found.push(["Retries", `the allocator had to release its cache ${plural(retries, "time")} to fit`]);
-  if (buffers) found.push(["Beside it", `about ${bytes(buffers)} of the communication library's own buffers`]);
+  // The note says whether they are counted.
+  const note = (rank.notes ?? []).find((each) => each.includes("communicator"));
+  if (buffers) found.push(["Beside it", note ?? `about ${bytes(buffers)} of the communication library's own buffers`]);
   if (pages) found.push(["In whole pages", `${bytes(pages)}, as the card counts them`]);
   return found;
 }

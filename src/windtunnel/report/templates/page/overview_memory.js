@@ -73,7 +73,7 @@ function overviewCheckpointColumns(rows) {
   ];
   if (rows.every((row) => row.forward_us === null)) return columns;
   return [...columns,
-    { title: "forward a step", number: true, cell: (row) => row.forward_us ? `≈ ${seconds(row.forward_us / 1e6)}` : "" },
+    { title: "costs a step", number: true, cell: (row) => row.forward_us ? `≈ ${seconds(row.forward_us / 1e6)}` : "" },
     { title: "freed per ms", number: true, cell: (row) => row.forward_us ? `≤ ${bytes(row.bytes / row.forward_us * 1e3)}` : "" }];
 }
 

@@ -79,7 +79,7 @@ function rankFigures(page, ranks) {
 function rankHeld(document, peak) {
   const held = Object.entries(document?.at_peak_bytes ?? {}).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
   if (!held.length || !peak) return [];
-  return [h("h3", null, "Alive at its peak"), h("table", { class: "rank-held" }, h("tbody", null, held.map(([role, n]) => h("tr", null,
+  return [h("h3", null, `Alive at its peak, of ${bytes(peak)}`), h("table", { class: "rank-held" }, h("tbody", null, held.map(([role, n]) => h("tr", null,
     h("td", null, rankSwatch(`var(--role-${role})`), roleWord(role)), h("td", { class: "number" }, bytes(n)), h("td", { class: "number faint" }, percent(n, peak)),
     h("td", { class: "rank-bar" }, h("div", { style: { width: `${100 * n / held[0][1]}%`, background: `var(--role-${role})` } }))))))];
 }

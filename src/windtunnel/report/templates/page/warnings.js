@@ -36,6 +36,7 @@ function warningsOf(page) {
     for (const note of rank.notes ?? []) say("notes", note, ranks);
   }
   for (const note of data.run.time?.notes ?? []) say("notes", note, []);
+  if (data.run.time?.source) say("notes", `times of operators: ${data.run.time.source}`, []);
   for (const sentence of data.left_out ?? []) say("leftOut", sentence, []);
   for (const [rank, detail] of Object.entries(data.details ?? {})) for (const sentence of detail.left_out ?? []) say("leftOut", sentence, [Number(rank)]);
   const lists = Object.fromEntries(Object.entries(kinds).map(([kind, entries]) => [kind, [...entries.values()]]));
