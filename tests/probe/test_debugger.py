@@ -117,7 +117,7 @@ def test_start_needs_a_model_at_levels_of_modules(tmp_path):
 @pytest.mark.parametrize("model", [3, "net", [], [3], {"a": nn.ReLU()}, lambda x: x])
 def test_start_is_given_something_that_is_no_model(tmp_path, model):
     debugger = make_debugger(tmp_path, level="L0")
-    _message(lambda: debugger.start(model))
+    assert "start(model) was given" in _message(lambda: debugger.start(model))
 
 
 @pytest.mark.parametrize("rank", [-1, "0", 1.5])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.browser import complaints, open_browser
+from tests.report.browser import complaints
 from tests.report.runs import FITTING, LARGE, run_of
 from tests.report.timed import TIME, timed_run
 from windtunnel.cluster.matching import Mismatch
@@ -65,12 +65,6 @@ RUNS = {
     "warned": _warned(),
     "quiet": run_of(replace(FITTING, unknown_values=())),
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser(1280, 1000) as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")

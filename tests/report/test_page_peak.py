@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import complaints, n_colours, pixels
 from tests.report.runs import FITTING, run_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Frame, Free, Mark, Op, Phase, Role, Signature, Step, TensorSpec
@@ -86,12 +86,6 @@ def pages(memory, tmp_path_factory):
     ):
         (folder / f"{name}.html").write_bytes(page_bytes("run", run_document(run, name, told)))
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser(1280, 1000) as driver:
-        yield driver
 
 
 @pytest.fixture

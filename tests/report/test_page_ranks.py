@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.browser import complaints, open_browser, pixels
+from tests.report.browser import complaints, pixels
 from tests.report.runs import FITTING, LARGE, run_of
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.report.json_file import rank_document
@@ -43,12 +43,6 @@ def _equal():
 def _part():
     """`--ranks 3,5` of eight: numbers of ranks are no indices."""
     return replace(run_of(replace(FIRST, rank=3), replace(SECOND, rank=5)), world_size=8)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser(1280, 1000) as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")
