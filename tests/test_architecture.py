@@ -15,17 +15,18 @@ PACKAGE = Path(__file__).parents[1] / "src" / "windtunnel"
 # room -> the rooms it may import from
 MAY_IMPORT: dict[str, set[str]] = {
     "events": set(),
-    "capture": {"events"},
+    "isolation": set(),
+    "capture": {"events", "isolation"},
     "cluster": {"events"},
     "memory": {"events"},
     "timing": {"events"},
     "remat": {"events", "memory", "timing"},
     "probe": set(),
-    "report": {"cluster", "events", "memory", "probe", "remat", "timing"},
-    "commands": {"capture", "cluster", "events", "memory", "probe", "remat", "report", "timing"},
+    "report": {"cluster", "events", "isolation", "memory", "probe", "remat", "timing"},
+    "commands": {"capture", "cluster", "events", "isolation", "memory", "probe", "remat", "report", "timing"},
 }
 # Files beside the rooms that any file may import; they import only each other.
-GROUND = {"errors", "units", "devices", "frameworks", "mocking"}
+GROUND = {"caches", "errors", "units", "devices", "frameworks", "mocking"}
 # The public doors: they may reach into every room, and no room imports them.
 DOORS = {"__init__", "dryrun", "dtr", "pytorch", "mindspore"}
 

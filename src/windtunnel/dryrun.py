@@ -22,9 +22,10 @@ from windtunnel.commands.rank import OUR_BUG, simulate_rank
 from windtunnel.commands.rank_analysis import analyse_rank
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment, task_of
 from windtunnel.commands.run_folder import prepare_folder
-from windtunnel.commands.simulation import simulate, summarise
+from windtunnel.commands.simulation import isolation_of, simulate, summarise
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
+from windtunnel.isolation.entrance import Order, enter
 from windtunnel.report.result import RunResult
 
 __all__ = ["dry_run"]
@@ -45,13 +46,15 @@ def dry_run(
     network: str | None = None,
     tokens_per_step: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    network_access: bool = False,
 ) -> RunResult:
     """Dry-run a function or a script; returns the fields of report.json. Prints nothing.
 
     One rank is simulated, or for a script those of `ranks`: "auto" is one of each kind of work. The other options are those
     of the command line.
     The files of the run, its output among them, stay in the folder `out`; without it they are removed.
-    A function runs in a forked child: this process, its torch and its variables stay as they are.
+    A function runs in a forked child: this process, its torch and its variables stay as they are. So do the files of the
+    disk: what a function or script writes is listed in `files` of the result, and gone afterwards.
     """
     profile = find_device(device)
     n_cards = 1 if world_size is None else world_size
@@ -75,6 +78,7 @@ def dry_run(
         workspace_file=None if workspace is None else Path(workspace),
         network=network,
         tokens_per_step=tokens_per_step,
+        is_network_allowed=network_access,
     )
     check_request(request)
     if callable(fn_or_script) and ranks is not None:
@@ -109,20 +113,25 @@ def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
         return simulate(request, lambda rank, line: None, lambda progress: None).result
     (rank,) = request.ranks or (0,)
     task = task_of(request, rank)
-    finding = analyse_rank(request, task, _fork(task, fn_or_script))
+    isolation = isolation_of(request)
+    try:
+        finding = analyse_rank(request, task, _fork(task, fn_or_script, isolation.order()))
+        files = isolation.files()
+    finally:
+        isolation.remove()
     details = {}
     if request.writes_page and ranks_in_detail({rank: finding.result}):
         details[rank] = detail_rank(request, task.recording_path, finding.card, *allocations_told(1))
-    return summarise(request, {rank: finding}, {rank: rank}, details=details).result
+    return summarise(request, {rank: finding}, {rank: rank}, details=details, files=files).result
 
 
-def _fork(task: RankTask, program: Callable[[], Any]) -> int:
+def _fork(task: RankTask, program: Callable[[], Any], order: Order) -> int:
     """Run the function in a child that shares this process's memory; its output goes to run.log."""
     sys.stdout.flush()
     sys.stderr.flush()  # or the child would write once more what is still buffered here
     child = os.fork()
     if child == 0:
-        _be_the_child(task, program)
+        _be_the_child(task, program, order)
     try:
         _, status = os.waitpid(child, 0)
     except BaseException:
@@ -132,7 +141,7 @@ def _fork(task: RankTask, program: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _be_the_child(task: RankTask, program: Callable[[], Any]) -> None:
+def _be_the_child(task: RankTask, program: Callable[[], Any], order: Order) -> None:
     leave, code = os._exit, OUR_BUG
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -143,6 +152,7 @@ def _be_the_child(task: RankTask, program: Callable[[], Any]) -> None:
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode) for i, mode in enumerate(("r", "w", "w")))
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)  # threads of the parent's pools do not live on here
+        enter(order)
         code = simulate_rank(task, program, None)
     except BaseException:
         sys.excepthook(*sys.exc_info())

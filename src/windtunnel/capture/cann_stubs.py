@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.caches import cache_folder
 from windtunnel.capture.cann_stub_build import MARKS_LIBRARY, REPAIRS_LIBRARY, SOURCES, build_stubs
 from windtunnel.capture.cann_stub_symbols import CANN_LIBRARY, plugin_of, wanted_from_cann
 from windtunnel.errors import NoToolchain
@@ -66,7 +67,7 @@ def stubs_for(
     if sys.platform != "linux":
         raise NoToolchain(f"MindSpore's Ascend plugin is a Linux library, this is {sys.platform}")
     version = version_of(mindspore_folder)
-    home = (cache or _default_cache()) / _key(mindspore_folder, version)
+    home = (cache or cache_folder() / "cann-stubs") / _key(mindspore_folder, version)
     if (home / _FOLDER / "lib" / CANN_LIBRARY).exists():
         return CannStubs(home / _FOLDER)
     if version not in TRIED_VERSIONS:
@@ -157,11 +158,6 @@ def _remove_stale(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except FileNotFoundError:
             continue  # its maker, or another sweeper, was quicker
-
-
-def _default_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")  # a relative one counts as none
-    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "windtunnel" / "cann-stubs"
 
 
 def version_of(mindspore_folder: Path) -> str:

@@ -1,10 +1,10 @@
-"""Saving and loading: simulated weights are never written as if they were real.
+"""Saving and loading: a file of simulated weights describes them; it never holds values that could be taken for real.
 
-    torch.save(state with simulated tensors, path) ──> said, a small marker file unless something is there already
+    torch.save(state with simulated tensors, file) ──> shapes, dtypes, storages with their sizes, in torch's own format
+    torch.load(such a file)                        ──> the same tensors, simulated
     torch.load(real file, map_location="cuda")     ──> its shapes and dtypes on the simulated device
 
-A dry run must not cost anyone a checkpoint: an existing file is never replaced, neither by saving nor by the
-usual rename of a temporary file over it.
+Where a script writes is not looked at here: its files are protected from outside (see `isolation`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,72 +20,72 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_named_device import resolve_device
 from windtunnel.capture.torch_pickling import find_simulated, install_pickling, loading_onto
 from windtunnel.capture.torch_storage import world
-from windtunnel.units import format_bytes
 
-__all__ = ["install_checkpoints", "is_saved", "load_saved", "move_storage", "pretend_to_save"]
+__all__ = ["describe", "install_checkpoints", "is_description", "load_description", "move_storage"]
 
-_MARKER = "windtunnel simulated checkpoint: no weights are stored here\n"
-_saved: dict[str, bytes] = {}  # what this run "saved", as descriptions, so that it can load it again
+_NO_VALUES = "checkpoints of a dry run hold shapes and no values"
+_ARCHIVE = b"PK\x03\x04"  # how torch's format begins
 _write: Callable[..., None] = torch.save  # torch's own
+_read: Callable[..., Any] = torch.load
 
 
 def install_checkpoints() -> None:
-    """Replace torch.save and torch.load for this process, and let no marker replace a real file."""
+    """Replace torch.save and torch.load for this process."""
     install_pickling()
     torch.save = save  # type: ignore[assignment]
     torch.load = _load(torch.load)  # type: ignore[assignment]
     torch.serialization.save, torch.serialization.load = torch.save, torch.load
     torch.serialization.register_package(5, lambda storage: None, _to_device)
-    os.replace = _keep_real(os.replace)  # type: ignore[assignment]
-    os.rename = _keep_real(os.rename)  # type: ignore[assignment]
 
 
 def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-    """torch.save: real objects as always; what holds simulated tensors only as a description."""
-    tensors = find_simulated(obj)
-    if not tensors:
-        return _write(obj, f, *args, **kwargs)
-    pretend_to_save(obj, f, tensors)
+    """torch.save: real objects as always; what holds simulated tensors as a description."""
+    is_path = isinstance(f, (str, os.PathLike))
+    if not find_simulated(obj):
+        if not is_path or os.environ.get("WINDTUNNEL_ISOLATION") != "guard":
+            return _write(obj, f, *args, **kwargs)
+        with open(f, "wb") as file:  # torch's own writer would pass by the guard, which stands in Python's functions
+            return _write(obj, file, *args, **kwargs)
+    description = describe(obj)
+    if not is_path:
+        f.write(description)
+        return None
+    with open(f, "wb") as file:
+        file.write(description)
     return None
 
 
-def pretend_to_save(obj: Any, f: Any, tensors: list[torch.Tensor]) -> None:
-    """Say that nothing was saved; leave a marker where no file is, and remember shapes for loading."""
-    n_bytes = sum(t.numel() * t.element_size() for t in tensors)
-    is_path = isinstance(f, (str, os.PathLike))
-    world.recorder.notice(
-        f"saved nothing to {f if is_path else 'a stream'}: its {len(tensors)} tensors ({format_bytes(n_bytes)}) have no values"
-    )
+def describe(obj: Any) -> bytes:
+    """What a file of this object holds in a dry run."""
+    world.recorder.notice(_NO_VALUES)
     description = io.BytesIO()
     _write(obj, description)
-    if not is_path:
-        f.write(description.getvalue())
-        return
-    path = Path(f)
-    _saved[str(path.resolve())] = description.getvalue()
-    if not path.exists():
-        path.write_text(_MARKER, encoding="utf-8")
+    return description.getvalue()
 
 
-def is_saved(path: Any) -> bool:
-    """Whether this run pretended to save this file."""
-    return isinstance(path, (str, os.PathLike)) and str(Path(path).resolve()) in _saved
+def is_description(content: Any) -> bool:
+    """Whether a file or bytes, said to be of another format, are a description."""
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content[:4]) == _ARCHIVE
+    try:
+        with open(content, "rb") as file:
+            return file.read(4) == _ARCHIVE
+    except (OSError, TypeError, ValueError):
+        return False
 
 
-def load_saved(path: Any, device: Any = None) -> Any:
-    """What was pretended to be saved, on the device it was on or another."""
+def load_description(content: Any, device: Any = None) -> Any:
+    """What was saved, on the device it was on or another."""
     with loading_onto(device):
-        return _read(io.BytesIO(_saved[str(Path(path).resolve())]), weights_only=False)
-
-
-_read: Callable[..., Any] = torch.load  # torch's own
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            return _read(io.BytesIO(content), weights_only=False)
+        with open(content, "rb") as file:
+            return _read(file, weights_only=False)
 
 
 def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         device = map_location if isinstance(map_location, (str, torch.device, int)) else None
-        if is_saved(f):
-            return load_saved(f, device)
         if device is not None and resolve_device(device).type != "cpu":
             map_location = str(resolve_device(device))
         with loading_onto(device):
@@ -111,30 +110,3 @@ def move_storage(storage: torch.UntypedStorage, device: torch.device) -> torch.U
     elif storage.nbytes() <= store.KNOWN_VALUE_LIMIT:
         store.sims[made._cdata].values = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
     return made
-
-
-def _keep_real(original: Callable[..., None]) -> Callable[..., None]:
-    """A marker never replaces a file that was there before the dry run."""
-
-    def move(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
-        if _is_marker(source) and os.path.isfile(target) and not _is_marker(target):
-            world.recorder.notice(f"kept {target} as it is: a dry run does not replace files")
-            os.unlink(source)
-            return None
-        moved_from = str(Path(source).resolve())
-        result = original(source, target, *args, **kwargs)
-        moved_to = str(Path(target).resolve())
-        for path in [p for p in _saved if p == moved_from or p.startswith(moved_from + os.sep)]:
-            _saved[moved_to + path[len(moved_from) :]] = _saved.pop(path)
-        return result
-
-    return move
-
-
-def _is_marker(path: Any) -> bool:
-    try:
-        if not os.path.isfile(path) or os.path.getsize(path) != len(_MARKER):
-            return False
-        return Path(path).read_text(encoding="utf-8", errors="replace") == _MARKER
-    except (OSError, TypeError, ValueError):
-        return False

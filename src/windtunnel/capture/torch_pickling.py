@@ -19,8 +19,9 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_named_device import resolve_device
 from windtunnel.capture.torch_storage import CPU, attach, new_storage, sim_of, world
 from windtunnel.capture.torch_values import values_of
+from windtunnel.isolation.changes import SIMULATED_STORAGE
 
-__all__ = ["find_simulated", "install_pickling", "loading_onto", "rebuild_simulated"]
+__all__ = ["describing_views", "find_simulated", "install_pickling", "loading_onto", "rebuild_simulated"]
 
 Tensor = torch.Tensor
 _NOT_A_DRY_RUN = "this tensor was written by a dry run: it has a shape and no values"
@@ -80,7 +81,28 @@ def _description(tensor: Tensor) -> tuple[Any, ...]:
         is_parameter,
         values,
         os.getpid(),
+        _name(tensor, sim.id, sim.n_bytes),
     )
+
+
+def _name(tensor: Tensor, id: int, n_bytes: int) -> str:
+    """What a real file would hold of this tensor: its storage, once for all its views, or in some formats the view."""
+    if describing_views.is_on:
+        part = f"{os.getpid()}.{id}.{tensor.storage_offset()}.{tensor.numel()}"
+        return SIMULATED_STORAGE.format(number=part, n_bytes=tensor.numel() * tensor.element_size())
+    return SIMULATED_STORAGE.format(number=f"{os.getpid()}.{id}", n_bytes=n_bytes)
+
+
+class describing_views:
+    """While a format is described that writes each tensor by itself, not its storage."""
+
+    is_on = False
+
+    def __enter__(self) -> None:
+        describing_views.is_on = True
+
+    def __exit__(self, *_: object) -> None:
+        describing_views.is_on = False
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -109,6 +131,7 @@ def rebuild_simulated(
     is_parameter: bool,
     values: Tensor | None,
     process: int,
+    name: str = "",  # for whoever reads the file without torch: how large a real one would be
 ) -> Tensor:
     """The tensor of a description."""
     id, n_bytes, offset, shape, strides, dtype = layout

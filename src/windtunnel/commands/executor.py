@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from windtunnel.capture.task import RankTask
+from windtunnel.isolation.changes import Files
 
 __all__ = [
     "INTERRUPTED", "Analysed", "Ended", "Events", "Executor", "Fetch", "Interrupted", "OnLine", "Post",
@@ -102,6 +103,10 @@ class Executor(Protocol):
 
     def stop(self, number: signal.Signals) -> None:
         """End every rank: politely (SIGINT) or not (SIGKILL)."""
+        ...
+
+    def files(self) -> Files | None:
+        """What the scripts would have written; None where nobody can tell."""
         ...
 
     def close(self) -> None:

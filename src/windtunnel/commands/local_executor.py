@@ -24,11 +24,15 @@ from windtunnel.commands.executor import INTERRUPTED, Ended, Events, OnLine, Rem
 from windtunnel.commands.nursery import Child, Nursery, NurseryClosed
 from windtunnel.commands.rank import OUR_BUG
 from windtunnel.commands.rank_line import answer, read_messages
+from windtunnel.isolation.changes import Files
 
 __all__ = ["LocalExecutor", "n_cores", "whole_lines"]
 
 # Not `-m`: that puts the working directory before our own imports, and a json.py there would be ours.
-_START = "import sys; del sys.path[0]; from windtunnel.commands.rank import start; start()"
+_START = (
+    "import sys; del sys.path[0]; from windtunnel.isolation.entrance import enter_by_order; enter_by_order(sys.argv.pop());"
+    " from windtunnel.commands.rank import start; start()"
+)
 _DRAIN_S = 1.0  # for what a script left behind to let go of its output
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # bytes kept waiting for their newline
@@ -70,6 +74,9 @@ class LocalExecutor:
             self._stopping = number
             for pid in self._processes.values():
                 _signal_group(pid, number)
+
+    def files(self) -> Files | None:
+        return None if self._nursery.isolation is None else self._nursery.isolation.files()
 
     def close(self) -> None:
         self.stop(signal.SIGKILL)
@@ -129,7 +136,7 @@ class LocalExecutor:
         task_file = Path(task.folder) / "task.json"
         task_file.write_text(task.to_json(), encoding="utf-8")
         return subprocess.Popen(
-            [sys.executable, "-u", "-c", _START, str(task_file), str(line)],
+            [sys.executable, "-u", "-c", _START, str(task_file), str(line), self._nursery.order()],
             stdin=subprocess.DEVNULL,  # nobody is there to answer: a script that asks must not wait
             stdout=output,
             stderr=output,

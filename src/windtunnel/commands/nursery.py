@@ -19,11 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.commands.nursery_program import SIZES
+from windtunnel.isolation.layer import Isolation
 
 __all__ = ["Child", "Nursery", "NurseryClosed"]
 
 # Not `-m`: that puts the working directory before our own imports, and a json.py there would be ours.
-_START = "import sys; del sys.path[0]; from windtunnel.commands.nursery_program import start; start()"
+# The last argument says how to protect files: that comes before every import which may start a thread.
+_START = (
+    "import sys; del sys.path[0]; from windtunnel.isolation.entrance import enter_by_order; enter_by_order(sys.argv.pop());"
+    " from windtunnel.commands.nursery_program import start; start()"
+)
 _GRACE_S = 3.0
 
 
@@ -46,9 +51,10 @@ class Child:
 class Nursery:
     """The parent's side of the nursery."""
 
-    def __init__(self, n_ranks: int, folder: str | None = None) -> None:
+    def __init__(self, n_ranks: int, folder: str | None = None, isolation: Isolation | None = None) -> None:
         self._n_ranks = n_ranks  # it may be asked for; 0: it is only for analyses, which need no torch
         self.folder = folder  # to work in; None: where this process is
+        self.isolation = isolation  # of the files of whatever runs scripts; None: it will run none
         self._lock = threading.Lock()
         self._orders: dict[int, tuple[Future[int], Future[int | None]]] = {}  # number -> its pid, its code
         self._n_orders = 0
@@ -76,6 +82,10 @@ class Nursery:
                 raise NurseryClosed from None
         return Child(born.result(), ended)
 
+    def order(self) -> str:
+        """How a new process is to protect files, for its command line."""
+        return "" if self.isolation is None else self.isolation.order().to_json()
+
     def close(self) -> None:
         """End it; whatever it still runs is killed."""
         with self._lock:
@@ -93,7 +103,7 @@ class Nursery:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _START, str(theirs.fileno()), str(self._n_ranks)],
+                [sys.executable, "-u", "-c", _START, str(theirs.fileno()), str(self._n_ranks), self.order()],
                 stdin=subprocess.DEVNULL,  # nobody is there to answer: a script that asks must not wait
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -10,7 +10,9 @@ ranks of this machine; a task that waits for mail gives its core back meanwhile.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -31,6 +33,8 @@ from windtunnel.commands.local_executor import LocalExecutor
 from windtunnel.commands.nursery import Nursery
 from windtunnel.commands.rank import OUR_BUG
 from windtunnel.errors import UsageError
+from windtunnel.isolation.changes import Files
+from windtunnel.isolation.layer import Isolation, together
 
 __all__ = ["RayExecutor"]
 
@@ -44,14 +48,18 @@ _GONE = f"the Ray worker of this rank died {_RETRIES + 1} times, often because m
 # Variables Ray sets for its own tasks: a rank must not believe that it has no card.
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
-_nursery: Nursery | None = None  # of a worker: kept for all the ranks it will run
+_nursery: tuple[Nursery, Path] | None = None  # of a worker: kept for all the ranks it will run
 
 
 class RayExecutor:
     """Ranks as tasks of Ray; one thread here follows each of them."""
 
-    def __init__(self, where: str, events: Events, on_line: OnLine) -> None:
+    def __init__(
+        self, where: str, events: Events, on_line: OnLine, is_network_allowed: bool = False, isolation: str = "auto"
+    ) -> None:
         self._events, self._on_line = events, on_line
+        self._protection = (is_network_allowed, isolation)
+        self._files: list[Files] = []  # what each rank's worker saw
         self._is_ours = not ray.is_initialized()
         self._is_shipping = self._is_ours and _connect(where.partition(":")[2])
         self._folder = os.getcwd()
@@ -67,7 +75,9 @@ class RayExecutor:
         sent = replace(task, script=_relative(task.script)) if self._is_shipping else task
         folder = None if self._is_shipping else self._folder
         self._last_words[task.rank] = threading.Event()
-        reference = _run_rank.options(max_retries=_RETRIES).remote(self._hub, sent.to_json(), folder)
+        reference = _run_rank.options(max_retries=_RETRIES).remote(
+            self._hub, sent.to_json(), folder, self._protection
+        )
         self._tasks[task.rank] = reference
         threading.Thread(target=self._follow, args=(task, reference), daemon=True).start()
 
@@ -80,6 +90,9 @@ class RayExecutor:
         for reference in self._tasks.values():
             with suppress(RayError):
                 ray.cancel(reference, force=True)
+
+    def files(self) -> Files | None:
+        return together(self._files) if self._files else None
 
     def close(self) -> None:
         self.stop(signal.SIGKILL)
@@ -96,7 +109,8 @@ class RayExecutor:
     def _result(self, task: RankTask, reference: Any) -> int:
         """Wait for the rank, put its files where they belong; returns its exit code."""
         try:
-            code, files = ray.get(reference)
+            code, files, written = ray.get(reference)
+            self._files.append(written)
         except TaskCancelledError:
             return INTERRUPTED
         except RayTaskError as error:
@@ -206,20 +220,25 @@ class _Hub:
 
 
 @ray.remote(num_cpus=1)
-def _run_rank(hub: Any, task_json: str, folder: str | None) -> tuple[int, dict[str, bytes]]:
-    """Run one rank on this worker; returns its exit code and its files."""
-    with tempfile.TemporaryDirectory(prefix="windtunnel-") as own:
+def _run_rank(
+    hub: Any, task_json: str, folder: str | None, protection: tuple[bool, str]
+) -> tuple[int, dict[str, bytes], Files]:
+    """Run one rank on this worker; returns its exit code, the files of its run, and what it would have written."""
+    nursery, place = _nursery_of_worker(folder, protection)
+    with tempfile.TemporaryDirectory(prefix="rank-", dir=place) as own:
         task = replace(RankTask.from_json(task_json), folder=own)
         hub.tell.remote(task.rank, "begin")
-        code = _run_here(hub, task, folder)
+        code = _run_here(hub, task, nursery)
         hub.tell.remote(task.rank, "end")
-        return code, {path.name: path.read_bytes() for path in Path(own).iterdir()}
+        assert nursery.isolation is not None
+        written = nursery.isolation.files()
+        return code, {path.name: path.read_bytes() for path in Path(own).iterdir()}, written
 
 
-def _run_here(hub: Any, task: RankTask, folder: str | None) -> int:
+def _run_here(hub: Any, task: RankTask, nursery: Nursery) -> int:
     events: Events = Events()
     lines: list[str] = []
-    executor = LocalExecutor(events, _nursery_of_worker(folder), lambda rank, line: lines.append(line))
+    executor = LocalExecutor(events, nursery, lambda rank, line: lines.append(line))
     executor.start(task)
     while True:
         try:
@@ -237,10 +256,23 @@ def _run_here(hub: Any, task: RankTask, folder: str | None) -> int:
             hub.tell.remote(task.rank, event)
 
 
-def _nursery_of_worker(folder: str | None) -> Nursery:
+def _nursery_of_worker(folder: str | None, protection: tuple[bool, str]) -> tuple[Nursery, Path]:
+    """The worker's nursery, and the folder that is not protected in it: for the files of its ranks."""
     global _nursery
     if _nursery is None:
         for name in _SET_BY_RAY:
             os.environ.pop(name, None)
-        _nursery = Nursery(_MOST_WAITING, folder)
+        place = Path(tempfile.mkdtemp(prefix="windtunnel-"))
+        isolation = Isolation([place], *protection)
+        _nursery = Nursery(_MOST_WAITING, folder, isolation), place
+        atexit.register(_close_worker)
     return _nursery
+
+
+def _close_worker() -> None:
+    assert _nursery is not None
+    nursery, place = _nursery
+    nursery.close()
+    if nursery.isolation is not None:
+        nursery.isolation.remove()
+    shutil.rmtree(place, ignore_errors=True)

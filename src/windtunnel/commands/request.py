@@ -12,6 +12,7 @@ from pathlib import Path
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_ASCEND, DeviceProfile
 from windtunnel.errors import UsageError
+from windtunnel.isolation.layer import check_keep_folder
 from windtunnel.memory import Allocator
 from windtunnel.memory.workspace import WorkspaceTable
 from windtunnel.timing.network import check_network, network_of
@@ -57,6 +58,9 @@ class RunRequest:
     trace_ranks: tuple[int, ...] | None = None  # None: a few
     framework: str = "torch"  # or "mindspore"
     writes_page: bool = True  # report.html
+    is_network_allowed: bool = False  # the script may reach other machines
+    isolation: str = "auto"  # or "guard": no copy-on-write layer even where one can be had
+    keep_files: Path | None = None  # where to copy what the script wrote; None: nowhere
 
     @property
     def is_list(self) -> bool:
@@ -88,6 +92,12 @@ def check_request(request: RunRequest) -> None:
         raise UsageError(
             f"there is no executor {request.executor!r}", hint="use local, ray, or ray:ADDRESS of a cluster"
         )
+    if request.isolation not in ("auto", "guard"):
+        raise UsageError(f"there is no isolation {request.isolation!r}", hint="use auto or guard")
+    if request.keep_files is not None:
+        check_keep_folder(request.keep_files)
+        if request.executor != "local":
+            raise UsageError("--keep-files is for runs on this machine", hint="leave --executor out")
     _check_framework(request)
     _check_ranks(request)
     _check_time(request)

@@ -79,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the run's files (default windtunnel-out)",
     )
+    add("--keep-files", type=Path, metavar="DIR",
+        help="copy what the script wrote to this new folder (default: it is listed, and gone after the run)")  # fmt: skip
+    add("--network-access", action="store_true",
+        help="let the script reach other machines (default: only this one)")  # fmt: skip
+    add("--isolation", default="auto", metavar="HOW",
+        help="how files are protected: auto (default: a copy-on-write layer where the system allows one) or guard")  # fmt: skip
     add("--no-html", action="store_true", help="write no report.html")
     add("--json", action="store_true", help="print report.json instead of tables")
     add("--jobs", type=int, metavar="N", help="ranks simulated at the same time (default: number of cores)")
@@ -185,6 +191,9 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         else tuple(dict.fromkeys(_rank_list(args.trace_ranks, "--trace-ranks"))),
         framework=framework,
         writes_page=not args.no_html,
+        is_network_allowed=args.network_access,
+        isolation=args.isolation,
+        keep_files=args.keep_files,
     )
     check_request(request)
     return request

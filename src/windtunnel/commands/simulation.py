@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from windtunnel import __version__
+from windtunnel.caches import cache_folder
 from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.matching import Mismatch, find_mismatches
 from windtunnel.cluster.mesh_axes import MeshAxis, mesh_axes
@@ -28,12 +30,14 @@ from windtunnel.commands.time_stage import time_run
 from windtunnel.commands.world import ChosenRanks, Outcome, World, WorldProgress
 from windtunnel.errors import WindtunnelError
 from windtunnel.frameworks import load
+from windtunnel.isolation.changes import Files
+from windtunnel.isolation.layer import Isolation
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json_file import write_report
 from windtunnel.report.result import DeviceResult, RankResult, RunResult, failed_rank, same_as
 from windtunnel.report.time_result import TimeResult
 
-__all__ = ["Simulation", "simulate", "summarise"]
+__all__ = ["Simulation", "isolation_of", "simulate", "summarise"]
 
 Tell = Callable[[str], None]
 
@@ -68,19 +72,38 @@ def simulate(
 
     `on_line` gets what scripts print, `watch` once what to look at while ranks run, `tell` what is done after that.
     """
-    events: Events = Events()
     is_local = request.executor == "local"
+    isolation = isolation_of(request) if is_local else None
+    try:
+        return _simulate(request, isolation, on_line, watch, tell)
+    finally:
+        if isolation is not None:
+            isolation.remove()
+
+
+def _simulate(
+    request: RunRequest,
+    isolation: Isolation | None,
+    on_line: OnLine,
+    watch: Callable[[WorldProgress], None],
+    tell: Tell,
+) -> Simulation:
+    events: Events = Events()
+    is_local = isolation is not None
     choice = RankClasses(request.world_size) if request.ranks is None else ChosenRanks(request.ranks)
     with ExitStack() as closing:
         n_ranks = request.world_size if request.ranks is None else len(request.ranks)
         # MindSpore is imported by each rank for itself: its libraries cannot be forked.
-        nursery = Nursery(n_ranks if is_local and request.framework == "torch" else 0)
+        nursery = Nursery(n_ranks if is_local and request.framework == "torch" else 0, isolation=isolation)
         closing.callback(nursery.close)
         executor: Executor
         if is_local:
             executor = LocalExecutor(events, nursery, on_line)
         else:
-            executor = load("commands", "executor", "ray").RayExecutor(request.executor, events, on_line)
+            ray = load("commands", "executor", "ray")
+            executor = ray.RayExecutor(
+                request.executor, events, on_line, request.is_network_allowed, request.isolation
+            )
         closing.callback(executor.close)
         analysts = Analysts(request, events, nursery)
         n_jobs = request.n_jobs or executor.n_slots
@@ -108,15 +131,19 @@ def simulate(
             drawn, details, is_interrupted = {}, {}, True  # the report is worth more than its pictures
     for rank, notes in drawn.items():
         reported[rank] = _noted(reported[rank], notes)
+    files, note = _files(request, isolation, executor)
+    if note is not None:
+        first = min(reported)
+        reported[first] = _noted(reported[first], (note,))
     if is_interrupted:
         request = _without_time(request)
     try:
-        simulation = summarise(request, reported, representative, mismatches, tell, details)
+        simulation = summarise(request, reported, representative, mismatches, tell, details, files)
     except KeyboardInterrupt:  # what was found until now is worth a report
         is_interrupted = True
-        simulation = summarise(_without_time(request), reported, representative, mismatches, tell, details)
+        simulation = summarise(_without_time(request), reported, representative, mismatches, tell, details, files)
     except WindtunnelError:
-        summarise(_without_time(request), reported, representative, mismatches, tell, details)
+        summarise(_without_time(request), reported, representative, mismatches, tell, details, files)
         raise
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
@@ -130,10 +157,11 @@ def summarise(
     mismatches: tuple[Mismatch, ...] = (),
     tell: Tell = lambda text: None,
     details: Mapping[int, dict[str, Any]] | None = None,
+    files: Files | None = None,
 ) -> Simulation:
     """Put the ranks together, time them at level 3, and write report.json and the page whatever happened to them."""
     findings, time, trace = _timed(request, findings, representative, mismatches, tell)
-    result = _run_result(request, findings, representative, mismatches, time)
+    result = replace(_run_result(request, findings, representative, mismatches, time), files=files)
     codes = [finding.code for finding in findings.values()]
     try:
         write_report(request.folder / "report.json", result)
@@ -150,6 +178,30 @@ def summarise(
         if note is not None:
             result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
     return Simulation(result, tuple(codes))
+
+
+def isolation_of(request: RunRequest) -> Isolation:
+    """The protection of a run: outside of it are the folder of the run, and what later runs use again."""
+    cache = cache_folder()
+    if request.framework == "mindspore":
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)  # its loader stubs take a minute to make
+    real = [request.folder, cache] if cache.is_dir() else [request.folder]
+    return Isolation(real, request.is_network_allowed, request.isolation)
+
+
+def _files(
+    request: RunRequest, isolation: Isolation | None, executor: Executor
+) -> tuple[Files | None, str | None]:
+    """What the script would have written, kept if the user asked for it; and what to note about that."""
+    files = executor.files()
+    if request.keep_files is None or isolation is None:
+        return files, None
+    try:
+        n_kept = isolation.keep(request.keep_files, Path.cwd())
+    except OSError as error:
+        return files, f"files the script wrote could not be copied to {request.keep_files}: {error.strerror or error}"
+    return files, f"{n_kept} files the script wrote are in {request.keep_files}"
 
 
 def _run_result(

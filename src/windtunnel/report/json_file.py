@@ -19,6 +19,7 @@ import numpy as np
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
+from windtunnel.isolation.changes import FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.json_time import (
@@ -59,6 +60,7 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
         "time": time_document(result.time),
         "mesh": [asdict(axis) for axis in result.mesh],
+        "files": None if result.files is None else asdict(result.files),
     }
 
 
@@ -91,6 +93,7 @@ def read_report(path: Path) -> RunResult:
             mesh=tuple(
                 MeshAxis(axis["name"], axis["size"], axis["stride"]) for axis in document.get("mesh", ())
             ),
+            files=_files_of(document.get("files")),
         )
         check_record(result)
         _check_ranks(result)
@@ -101,6 +104,16 @@ def read_report(path: Path) -> RunResult:
         raise CorruptFile(
             f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}"
         ) from error
+
+
+def _files_of(document: dict[str, Any] | None) -> Files | None:
+    if document is None:
+        return None
+    known = {f.name: document[f.name] for f in fields(Files) if f.name in document}
+    changes = [{f.name: change[f.name] for f in fields(FileChange)} for change in document["changes"]]
+    return Files(
+        **{**known, "changes": tuple(FileChange(**c) for c in changes), "notes": tuple(document.get("notes", ()))}
+    )
 
 
 def _check_ranks(result: RunResult) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.events.model import Kind, Recording
+from windtunnel.isolation.changes import Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.time_result import RankTimeResult, TimeResult
@@ -99,6 +100,7 @@ class RunResult:
     mismatches: tuple[Mismatch, ...] = ()  # ranks that would wait for each other for ever
     time: TimeResult | None = None  # level 3
     mesh: tuple[MeshAxis, ...] = ()  # outermost first; (): not known, or one rank
+    files: Files | None = None  # what the script would have written; None: not known
 
     @property
     def fits(self) -> bool:

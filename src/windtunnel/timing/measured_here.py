@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.caches import cache_folder
 from windtunnel.errors import CorruptFile, MissingFramework, WindtunnelError
 from windtunnel.events.model import Recording, Signature
 from windtunnel.timing.measured import Fingerprint, HostSeconds, Measured, MeasuredCosts, measured_of
 from windtunnel.timing.measured_steps import Request, request_of
 
-__all__ = ["cache_folder", "cache_path", "fingerprint_of", "measure_here"]
+__all__ = ["cache_path", "fingerprint_of", "measure_here"]
 
 _MOST_CRASHES = 5
 _MOST_NAMED = 5
@@ -68,11 +69,6 @@ def measure_here(
     )
     _save(costs, path, tell)
     return costs
-
-
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base) / "windtunnel" if base else Path.home() / ".cache" / "windtunnel"
 
 
 def cache_path(folder: Path, fingerprint: Fingerprint) -> Path:

@@ -1,0 +1,180 @@
+"""What a script would have changed, read from the folders that took its writes.
+
+    upper folders of the layer, the real files below ──> FileChange of every file written, replaced, moved or removed
+
+It runs outside the layer, after the script: there the real files are what they were.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SIMULATED_STORAGE", "FileChange", "Files", "layer_changes", "size_of_file"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file, or one folder that was removed or moved as a whole."""
+
+    what: str  # "written" (new), "replaced", "removed", "moved" or "metadata" (mode, owner or times only)
+    path: str  # absolute, as the script names it
+    n_bytes: int | None  # afterwards; None where it was removed
+    n_bytes_before: int | None  # None where nothing was there
+    moved_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How the disk was protected, and what the script would have done to it."""
+
+    protection: str  # "layer" (copy on write), "guard" (refused or redirected), or "none": nothing was started
+    sentence: str  # the same in words
+    is_network_off: bool
+    changes: tuple[FileChange, ...]  # by path
+    n_more: int = 0  # changes that are only counted, the smallest ones
+    more_bytes: int = 0  # of these
+    notes: tuple[str, ...] = ()
+
+
+# Weights of a simulated device have no bytes. A file that describes them names each of their storages with its
+# number and size, so that the file's true size is known wherever the description went: a pickle, an archive, a copy.
+SIMULATED_STORAGE = "windtunnel-storage:{number}:{n_bytes};"
+_NAMED_STORAGE = re.compile(rb"windtunnel-storage:([0-9.]{1,40}):(\d{1,20});")
+_LONGEST_NAME, _BLOCK = 128, 1 << 24
+
+
+def layer_changes(folders: Mapping[str, str]) -> list[FileChange]:
+    """`folders`: the parts of each overlay, and the folder it covers."""
+    return [change for parts, lower in folders.items() for change in _Overlay(Path(parts), lower).changes()]
+
+
+def size_of_file(path: str) -> int:
+    """Bytes of a file; of one with simulated weights, what it would have with their values."""
+    info = os.lstat(path)
+    storages: dict[bytes, bytes] = {}  # number -> bytes: two tensors may share one
+    if not stat.S_ISREG(info.st_mode):
+        return info.st_size
+    try:
+        with open(path, "rb") as file:
+            end = b""
+            while block := file.read(_BLOCK):
+                storages |= _NAMED_STORAGE.findall(end + block)
+                end = block[-_LONGEST_NAME:]
+    except OSError:
+        return info.st_size
+    return info.st_size + sum(map(int, storages.values()))
+
+
+class _Overlay:
+    """One overlay: its upper folder, and the folder it covers."""
+
+    def __init__(self, parts: Path, lower: str) -> None:
+        self._upper, self._lower = parts / "upper", lower
+
+    def changes(self) -> Iterator[FileChange]:
+        lower = self._lower.rstrip("/")
+        found = list(self._walk(str(self._upper), lower, lower, False))
+        moved = {change.moved_from for change in found}
+        for change in found:
+            if change.what != "removed" or change.path not in moved:  # a move leaves its old place empty
+                yield change
+
+    def _walk(self, upper: str, lower: str, shown: str, is_opaque: bool) -> Iterator[FileChange]:
+        entries = _entries(upper)
+        if is_opaque and os.path.isdir(lower):
+            for name in sorted(set(os.listdir(lower)) - {entry.name for entry in entries}):
+                yield FileChange("removed", f"{shown}/{name}", None, _total(f"{lower}/{name}"))
+        for entry in entries:
+            low, path = f"{lower}/{entry.name}", f"{shown}/{entry.name}"
+            yield from self._entry(entry.path, low, path)
+
+    def _entry(self, up: str, low: str, path: str) -> Iterator[FileChange]:
+        is_now, was = os.lstat(up), _lstat(low)
+        if stat.S_ISCHR(is_now.st_mode) and is_now.st_rdev == 0:  # how overlayfs notes that something was removed
+            if was is not None:
+                yield FileChange("removed", path, None, _total(low))
+        elif stat.S_ISDIR(is_now.st_mode):
+            yield from self._folder(up, low, path, was)
+        elif not (stat.S_ISREG(is_now.st_mode) or stat.S_ISLNK(is_now.st_mode)):
+            return  # a socket or a pipe holds nothing
+        elif was is None:
+            yield FileChange("written", path, size_of_file(up), None)
+        elif _attribute(up, "metacopy") is not None or _is_same(up, low, is_now, was):
+            before, after = ((i.st_mode, i.st_uid, i.st_gid, i.st_mtime_ns) for i in (was, is_now))
+            if before != after:
+                yield FileChange("metadata", path, was.st_size, was.st_size)
+        else:
+            yield FileChange("replaced", path, size_of_file(up), _total(low))
+
+    def _folder(self, up: str, low: str, path: str, was: os.stat_result | None) -> Iterator[FileChange]:
+        origin = _attribute(up, "redirect")
+        if origin is not None:
+            name = os.fsdecode(origin)
+            source = self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
+            yield FileChange("moved", path, _total(source), None, moved_from=source)
+            yield from self._walk(up, source, path, False)
+            return
+        is_opaque = _attribute(up, "opaque") == b"y"
+        if was is not None and not stat.S_ISDIR(was.st_mode):
+            yield FileChange("removed", path, None, was.st_size)
+        yield from self._walk(up, low, path, is_opaque)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        found = os.scandir(folder)
+    except PermissionError:
+        os.chmod(folder, stat.S_IRWXU)
+        found = os.scandir(folder)
+    with found:
+        return sorted(found, key=lambda entry: entry.name)
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _attribute(path: str, name: str) -> bytes | None:
+    for space in ("trusted", "user"):  # root's, and a user namespace's
+        try:
+            return os.getxattr(path, f"{space}.overlay.{name}", follow_symlinks=False)
+        except OSError:
+            continue
+    return None
+
+
+def _total(path: str) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    info = _lstat(path)
+    if info is None:
+        return 0
+    if not stat.S_ISDIR(info.st_mode):
+        return info.st_size
+    inner = (_lstat(os.path.join(top, name)) for top, _, names in os.walk(path) for name in names)
+    return sum(i.st_size for i in inner if i is not None)
+
+
+def _is_same(up: str, low: str, is_now: os.stat_result, was: os.stat_result) -> bool:
+    """Whether both hold the same: a link the same target, a file the same bytes."""
+    if stat.S_IFMT(is_now.st_mode) != stat.S_IFMT(was.st_mode) or is_now.st_size != was.st_size:
+        return False
+    if stat.S_ISLNK(was.st_mode):
+        return os.readlink(up) == os.readlink(low)
+    if not stat.S_ISREG(was.st_mode):
+        return True
+    try:
+        with open(up, "rb") as a, open(low, "rb") as b:
+            while block := a.read(1 << 20):
+                if block != b.read(1 << 20):
+                    return False
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""Folders of other owners, made ready for a layer in a user namespace.
+
+    a folder to cover ──> its foreign folders in which we may write, or that lead to some ──> the same in the upper layer
+
+In a user namespace one user and one group have a number. The kernel cannot copy a folder of anybody else to the upper
+layer (EOVERFLOW), and copies every folder on the way to a file that changes: project folders of a group, `/home`, folders
+open to everyone. So these are made before, as ours, with the rights that we really have in them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["copy_foreign_folders"]
+
+_MOST_FOLDERS = 20_000  # looked at; a tenth of a second
+_DEPTH_OUTSIDE, _DEPTH_WRITABLE, _DEPTH_HERE = 3, 8, 8  # below what is covered, below writable folders, below the working folder
+
+
+def copy_foreign_folders(lower: str, upper: Path, owner: tuple[int, int], here: str) -> list[str]:
+    """Make them in `upper`; returns what a reader of the report must know."""
+    needed, is_whole = _needed(lower, owner, here)
+    for path in sorted(needed):
+        (upper / path).mkdir(exist_ok=True)
+    for path in sorted(needed, reverse=True):  # rights last: we must be able to write there until now
+        os.chmod(upper / path, _rights(os.path.join(lower, path), owner))
+    if is_whole:
+        return []
+    return [
+        f"{lower} has more than {_MOST_FOLDERS:,} folders of other users or groups: writing in some of them fails in the"
+        " dry run with 'Value too large for defined data type'"
+    ]
+
+
+def _needed(lower: str, owner: tuple[int, int], here: str) -> tuple[set[str], bool]:
+    """Paths below `lower` of the folders to make, its top among them; whether all were looked at."""
+    needed = {""}
+    n_looked_at = 0
+    for path, is_foreign in _folders(lower, owner, here):
+        n_looked_at += 1
+        if n_looked_at > _MOST_FOLDERS:
+            return needed, False
+        if not is_foreign or os.access(os.path.join(lower, path), os.W_OK):
+            on_the_way = path if is_foreign else os.path.dirname(path)
+            while on_the_way not in needed:
+                if _is_foreign(os.path.join(lower, on_the_way), owner):
+                    needed.add(on_the_way)
+                    on_the_way = os.path.dirname(on_the_way)
+                else:  # a folder of ours can be copied, and what leads to it was needed when it was met
+                    break
+    # Every folder on the way to a needed one must be there to hold it.
+    return needed | {str(parent) for path in needed for parent in Path(path).parents if str(parent) != "."}, True
+
+
+def _folders(lower: str, owner: tuple[int, int], here: str) -> Iterator[tuple[str, bool]]:
+    """Folders below `lower`: all below the working folder, of the others those that are reached through foreign ones."""
+    waiting = deque([("", 0, _DEPTH_OUTSIDE, False)])
+    if here.startswith(lower.rstrip("/") + "/"):
+        way = Path(os.path.relpath(here, lower))
+        yield from ((str(path), _is_foreign(os.path.join(lower, path), owner)) for path in (*way.parents[-2::-1], way))
+        waiting.appendleft((str(way), 0, _DEPTH_HERE, True))
+    while waiting:
+        path, depth, deepest, is_here = waiting.popleft()
+        full = os.path.join(lower, path)
+        if os.access(full, os.W_OK):
+            deepest = max(deepest, _DEPTH_WRITABLE)
+        try:
+            entries = list(os.scandir(full)) if depth < deepest else []
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                info = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            is_foreign = (info.st_uid, info.st_gid) != owner
+            inner = os.path.join(path, entry.name)
+            yield inner, is_foreign
+            if is_foreign or is_here:
+                waiting.append((inner, depth + 1, deepest, is_here))
+
+
+def _is_foreign(path: str, owner: tuple[int, int]) -> bool:
+    info = os.lstat(path)
+    return (info.st_uid, info.st_gid) != owner
+
+
+def _rights(path: str, owner: tuple[int, int]) -> int:
+    if not _is_foreign(path, owner):
+        return stat.S_IMODE(os.lstat(path).st_mode)
+    bits = ((stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH, os.R_OK), (stat.S_IWUSR, os.W_OK),
+            (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH, os.X_OK))  # fmt: skip
+    return sum(bit for bit, need in bits if os.access(path, need))

@@ -1,0 +1,177 @@
+"""The protection of one run, seen from outside of it: where writes go, what they were, and their removal.
+
+    Isolation ──> an Order for each process that enters ──> the run ──> Files: what is in force, what would have changed
+
+The folder that takes the writes is named after this process: one that was killed is swept by the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from windtunnel.errors import UsageError
+from windtunnel.isolation.changes import FileChange, Files, layer_changes
+from windtunnel.isolation.entrance import Order, State
+from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
+
+__all__ = ["Isolation", "check_keep_folder", "together"]
+
+_PREFIX = "windtunnel-layer-"
+_MOST_CHANGES = 2000  # told one by one; the smaller ones are counted, and said to be
+_NOT_WORTH_TELLING = re.compile(r"/__pycache__/[^/]+\.pyc(\.\d+)?$")
+
+
+class Isolation:
+    """The parent's side: one for a run."""
+
+    def __init__(self, real: Sequence[Path], is_network_allowed: bool = False, kind: str = "auto") -> None:
+        self._real = tuple(str(Path(path).resolve()) for path in real)
+        self._is_network_allowed = is_network_allowed
+        self._kind = kind
+        places = _places()
+        _sweep(places)
+        place = next((p for p in places if can_hold_layer(p)), places[0])
+        self._base = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        self._n_orders = 0
+
+    def order(self) -> Order:
+        """For one more process that enters by itself; what it starts shares its view."""
+        self._n_orders += 1
+        return Order(str(self._base / str(self._n_orders)), self._real, self._is_network_allowed, self._kind)
+
+    def files(self) -> Files:
+        """What is in force, and what would have changed until now."""
+        states = self._states()
+        if not states:
+            return Files("none", "no process of the script was started", not self._is_network_allowed, ())
+        return together(
+            Files(state.kind, state.sentence, state.is_network_off, tuple(_changes(base, state)), notes=state.notes)
+            for base, state in states
+        )
+
+    def keep(self, folder: Path, here: Path) -> int:
+        """Copy what was written to `folder`, files of the working folder under their names in it; returns how many."""
+        n_kept = 0
+        for base, state in self._states():
+            for change in _changes(base, state):
+                if change.n_bytes is None or change.what == "metadata" or _NOT_WORTH_TELLING.search(change.path):
+                    continue
+                source = change.moved_from or _where_written(base, state, change.path)
+                path = Path(change.path)
+                target = folder / (path.relative_to(here) if path.is_relative_to(here) else path.relative_to("/"))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _copy(source, target)
+                n_kept += 1
+        return n_kept
+
+    def remove(self) -> None:
+        """Remove what was written. To be called when no process of the run is left."""
+        _remove(self._base)
+        for path in Path(SHARED_MEMORY).glob(f"{self._base.name}-*"):
+            _remove(path)
+
+    def _states(self) -> list[tuple[Path, State]]:
+        bases = [self._base / str(number + 1) for number in range(self._n_orders)]
+        states = ((base, State.read(base)) for base in bases)
+        return [(base, state) for base, state in states if state is not None]
+
+
+def together(every: Iterable[Files]) -> Files:
+    """What several processes or machines would have changed, as one; the weakest protection is what is said."""
+    found = list(every)
+    weakest = next((files for files in found if files.protection != "layer"), found[0])
+    changes = {change.path: change for files in found for change in files.changes}
+    worth = [change for path, change in changes.items() if not _NOT_WORTH_TELLING.search(path)]
+    worth.sort(key=_n_bytes, reverse=True)
+    listed, counted = worth[:_MOST_CHANGES], worth[_MOST_CHANGES:]
+    return Files(
+        weakest.protection,
+        weakest.sentence,
+        all(files.is_network_off for files in found),
+        tuple(sorted(listed, key=lambda change: change.path)),
+        len(counted) + sum(files.n_more for files in found),
+        sum(map(_n_bytes, counted)) + sum(files.more_bytes for files in found),
+        tuple(dict.fromkeys(note for files in found for note in files.notes)),
+    )
+
+
+def check_keep_folder(folder: Path) -> None:
+    """Refuse what `keep` would mix with other files."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--keep-files {folder} is not an empty folder", hint="name a new folder")
+
+
+def _n_bytes(change: FileChange) -> int:
+    return change.n_bytes or change.n_bytes_before or 0
+
+
+def _places() -> list[str]:
+    """Where a layer may be put, the best first: on disk, where there is more room than in memory."""
+    wanted = (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", SHARED_MEMORY, tempfile.gettempdir())
+    return [place for place in dict.fromkeys(wanted) if place and os.path.isdir(place) and os.access(place, os.W_OK)]
+
+
+def _sweep(places: Sequence[str]) -> None:
+    """Remove what runs that were killed left behind."""
+    for place in (*places, SHARED_MEMORY):
+        with suppress(OSError):
+            for path in Path(place).glob(f"{_PREFIX}*"):
+                pid = path.name[len(_PREFIX) :].partition("-")[0]
+                if path.lstat().st_uid == os.geteuid() and pid.isdecimal() and not _is_alive(int(pid)):
+                    _remove(path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _changes(base: Path, state: State) -> list[FileChange]:
+    if state.kind == "layer":
+        return layer_changes(state.folders)
+    from windtunnel.isolation.shadow import shadow_changes
+
+    return shadow_changes(base)
+
+
+def _where_written(base: Path, state: State, path: str) -> str:
+    """Where the bytes of this file are now."""
+    if state.kind == "guard":
+        return f"{base}/upper{path}"
+    covering = [(lower, parts) for parts, lower in state.folders.items() if _is_below(path, lower)]
+    lower, parts = max(covering, key=lambda pair: len(pair[0]))
+    return f"{parts}/upper/{os.path.relpath(path, lower)}"
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def _copy(source: str, target: Path) -> None:
+    if os.path.isdir(source) and not os.path.islink(source):
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        target.unlink(missing_ok=True)
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _remove(folder: Path) -> None:
+    for top, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(top, name)
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)  # the kernel's own work folder has no rights at all
+    shutil.rmtree(folder, ignore_errors=True)
