@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import windtunnel
 from tests.capture.simulated import run_plainly, simulate
+from windtunnel.isolation.changes import size_of_file
 
 
 @pytest.fixture
@@ -49,8 +51,21 @@ def test_saving_simulated_weights_is_said_and_loads_again(tmp_path):
 
     run = simulate(program)
     assert run.answer == (0, 3, [0, 1, 2], "cpu", (1000, 1000), "cuda:0")
-    assert any(n.startswith(f"saved nothing to {path}") for n in run.notices)
+    assert run.notices == ["checkpoints of a dry run hold shapes and no values"]
     assert path.stat().st_size < 10_000
+    assert 4 * 1001 * 1000 < size_of_file(str(path)) < 4 * 1001 * 1000 + 10_000
+
+
+def test_what_a_dry_run_saved_is_refused_by_a_real_run(tmp_path):
+    path = tmp_path / "new.pt"
+    simulate(lambda: torch.save(nn.Linear(1000, 1000).cuda().state_dict(), path))
+
+    def load():
+        with pytest.raises(RuntimeError, match="written by a dry run: it has a shape and no values"):
+            torch.load(path, weights_only=False)
+        return True
+
+    assert run_plainly(load)
 
 
 def test_a_real_file_is_never_touched(real_file):
@@ -70,11 +85,13 @@ def test_a_real_file_is_never_touched(real_file):
 
         torch.save(weights, temporary)
         shutil.move(temporary, real_file)
-        return temporary.exists()
+        assert not temporary.exists()
+        assert torch.load(real_file)["weight"].shape == (3, 4)
 
-    run = simulate(program)
-    assert run.answer is False
+    report = windtunnel.dry_run(program)
+    assert report.ranks[0].error is None
     assert real_file.read_bytes() == before
+    assert [(change.what, change.path) for change in report.files.changes] == [("replaced", str(real_file))]
 
 
 @dataclass
@@ -94,8 +111,9 @@ def test_tensors_hidden_in_objects_are_found(tmp_path):
 
     run = simulate(program)
     assert run.answer == (1 << 20,)
-    assert len(run.notices) == 3
-    assert all(path.stat().st_size < 10_000 for path in tmp_path.iterdir())
+    sizes = {path.name: size_of_file(str(path)) - path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes["hidden.pt"] == 4 << 20
+    assert sizes["module.pt"] == 4 * (4 * 4 + 4)
 
 
 def test_real_objects_are_saved_for_real(tmp_path):
@@ -191,20 +209,34 @@ def test_safetensors_load_onto_the_device(safetensors_file):
 
 
 def test_safetensors_are_not_written_as_if_they_were_real(safetensors_file, tmp_path):
-    before = safetensors_file.read_bytes()
-
     def program():
-        from safetensors.torch import load_file, save, save_file, save_model
+        from safetensors import safe_open
+        from safetensors.torch import load, load_file, save, save_file, save_model
 
-        state = {"w": torch.zeros(3, 4, device="cuda")}
+        state = {"w": torch.zeros(1000, 4, device="cuda")[:300]}
         save_file(state, safetensors_file)
         save_file(state, tmp_path / "new.safetensors")
         save_model(nn.Linear(4, 4).cuda(), str(tmp_path / "model.safetensors"))
         again = load_file(tmp_path / "new.safetensors")
-        return tuple(again["w"].shape), str(again["w"].device), len(save(state)) > 0
+        with safe_open(tmp_path / "new.safetensors", framework="pt") as file:
+            names = list(file.keys())
+        return tuple(again["w"].shape), str(again["w"].device), tuple(load(save(state))["w"].shape), names
 
-    assert simulate(program).answer[:2] == ((3, 4), "cpu")
-    assert safetensors_file.read_bytes() == before
+    assert simulate(program).answer == ((300, 4), "cpu", (300, 4), ["w"])
+    new = tmp_path / "new.safetensors"
+    assert (
+        size_of_file(str(new)) - new.stat().st_size == 300 * 4 * 4
+    )  # the rows that were saved, not their storage
+
+    def read():
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        with pytest.raises(SafetensorError):
+            load_file(new)
+        return True
+
+    assert run_plainly(read)
 
 
 TINY = """
@@ -251,4 +283,5 @@ def test_a_pretrained_model_loads_and_trains(tiny_model, how, tmp_path):
     assert dtypes == {"torch.bfloat16" if how == "dtype" else "torch.float32"}
     assert n > 20_000
     saved = tmp_path / "saved" / "model.safetensors"
-    assert saved.stat().st_size < 1000  # a marker
+    n_bytes = n * (2 if how == "dtype" else 4)
+    assert n_bytes < size_of_file(str(saved)) < n_bytes + 40_000

@@ -48,7 +48,10 @@ def test_hugging_face_trainer_with_bf16_and_checkpointing(tmp_path):
     code, report, output = run(tmp_path, str(_SCRIPTS / "hf_trainer.py"), str(tmp_path / "checkpoints"))
     assert (code, report["ranks"][0]["steps"]) == (0, 4), output
     assert "trained on cuda:0 steps 4" in output
-    assert "saved nothing to" in output
+    assert "checkpoints of a dry run hold shapes and no values" in output
+    written = {Path(change["path"]).name for change in report["files"]["changes"]}
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"} <= written
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_accelerate_loop(tmp_path):

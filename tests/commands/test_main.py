@@ -28,16 +28,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 # A new option is a promise: add it here, in the docs of its verb, and in the changelog.
 OPTIONS = {
     "run": [
-        "--allocator", "--device", "--executor", "--force", "--jobs", "--json", "--level", "--library-buffers",
-        "--measure", "--memory-tracker", "--network", "--no-html", "--nproc-per-node", "--out", "--rank", "--ranks",
-        "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v",
-        "script", "arguments",
+        "--allocator", "--device", "--executor", "--force", "--isolation", "--jobs", "--json", "--keep-files", "--level",
+        "--library-buffers", "--measure", "--memory-tracker", "--network", "--network-access", "--no-html",
+        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks",
+        "--verbose", "--workspace", "--world-size", "-m", "-v", "script", "arguments",
     ],
     "remat": [
-        "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--no-html",
-        "--nproc-per-node", "--out", "--policy", "--rank", "--sampling", "--steps", "--thresholds", "--verbose",
-        "--world-size", "-m", "-v", "script",
-        "arguments",
+        "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--network-access",
+        "--no-html", "--nproc-per-node", "--out", "--policy", "--rank", "--sampling", "--steps", "--thresholds",
+        "--verbose", "--world-size", "-m", "-v", "script", "arguments",
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
     "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--mapping", "--out", "a", "b"],

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from tests.timing.signatures import spec
+from windtunnel.caches import cache_folder
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free, Mark, Op, Phase, Role, Signature, Step
 from windtunnel.timing import measured_here
 from windtunnel.timing.measured import Fingerprint, HostSeconds, Measured, MeasuredCosts
-from windtunnel.caches import cache_folder
 from windtunnel.timing.measured_here import cache_path, fingerprint_of, measure_here
 from windtunnel.timing.measured_scalars import MORE, TENSOR, Word, read_scalars
 from windtunnel.timing.measured_steps import ActKind, Request, request_of, steady_rows

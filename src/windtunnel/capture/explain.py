@@ -244,6 +244,21 @@ _RULES: tuple[tuple[str, str], ...] = (
     ),
     # -- the dry run itself
     (
+        r"(?i)name resolution|network is (?:unreachable|off)|offline ?mode|couldn't connect to 'http|"
+        r"Max retries exceeded|HF_HUB_OFFLINE|no route to host",
+        "the script needs the network, which is off in a dry run: add --network-access, or put what it loads on this "
+        "machine before",
+    ),
+    (
+        r"Value too large for defined data type: '(?P<a>.*?)'",
+        "{a} belongs to another user or group, which a dry run without root rights cannot copy: run windtunnel as its "
+        "group, with `sg GROUP`, or on a copy of that folder",
+    ),
+    (
+        r"No space left on device",
+        "the disk is full: what a script writes in a dry run goes to TMPDIR, or /var/tmp; set TMPDIR to a folder with room",
+    ),
+    (
         r"there is no shape rule for (?P<a>\S+)",
         "the operator {a} has no shape rule: register one with torch.library.register_fake('{a}')",
     ),
@@ -280,6 +295,11 @@ def _explain(error: BaseException) -> str:
         match = re.search(pattern, text)
         if match:
             return sentence.format_map({k: v or "" for k, v in match.groupdict().items()}).rstrip(".")
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, OSError) and cause.errno is not None:  # the library that met it may not name it
+        known = _explain(cause)
+        if not known.startswith("the script raised"):
+            return known
     kind = type(error).__name__
     if isinstance(error, KeyError) and text:
         return f"the script looked for the key {text}, which is not there"

@@ -44,7 +44,9 @@ def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     if not find_simulated(obj):
         if not is_path or os.environ.get("WINDTUNNEL_ISOLATION") != "guard":
             return _write(obj, f, *args, **kwargs)
-        with open(f, "wb") as file:  # torch's own writer would pass by the guard, which stands in Python's functions
+        with open(
+            f, "wb"
+        ) as file:  # torch's own writer would pass by the guard, which stands in Python's functions
             return _write(obj, file, *args, **kwargs)
     description = describe(obj)
     if not is_path:

@@ -81,16 +81,21 @@ def _description(tensor: Tensor) -> tuple[Any, ...]:
         is_parameter,
         values,
         os.getpid(),
-        _name(tensor, sim.id, sim.n_bytes),
+        _name(tensor, sim, values),
     )
 
 
-def _name(tensor: Tensor, id: int, n_bytes: int) -> str:
-    """What a real file would hold of this tensor: its storage, once for all its views, or in some formats the view."""
+def _name(tensor: Tensor, sim: store.SimStorage, values: Tensor | None) -> str:
+    """What a real file would hold of this tensor beyond the values that this one has.
+
+    That is its storage, once for all its views, or in some formats the view.
+    """
+    number, n_bytes = f"{os.getpid()}.{sim.id}", sim.n_bytes
     if describing_views.is_on:
-        part = f"{os.getpid()}.{id}.{tensor.storage_offset()}.{tensor.numel()}"
-        return SIMULATED_STORAGE.format(number=part, n_bytes=tensor.numel() * tensor.element_size())
-    return SIMULATED_STORAGE.format(number=f"{os.getpid()}.{id}", n_bytes=n_bytes)
+        number += f".{tensor.storage_offset()}.{tensor.numel()}"
+        n_bytes = tensor.numel() * tensor.element_size()
+    n_known = 0 if values is None else values.numel() * values.element_size()
+    return SIMULATED_STORAGE.format(number=number, n_bytes=max(0, n_bytes - n_known))
 
 
 class describing_views:

@@ -29,7 +29,9 @@ def install_safetensors() -> None:
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         if not find_simulated(tensors) and os.environ.get("WINDTUNNEL_ISOLATION") != "guard":
             return write(tensors, filename, metadata)
-        with open(filename, "wb") as file:  # the library's own writer would pass by the guard of Python's functions
+        with open(
+            filename, "wb"
+        ) as file:  # the library's own writer would pass by the guard of Python's functions
             file.write(save(tensors, metadata))
 
     def save(tensors: dict[str, torch.Tensor], metadata: Any = None) -> bytes:

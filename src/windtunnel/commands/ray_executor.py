@@ -55,7 +55,12 @@ class RayExecutor:
     """Ranks as tasks of Ray; one thread here follows each of them."""
 
     def __init__(
-        self, where: str, events: Events, on_line: OnLine, is_network_allowed: bool = False, isolation: str = "auto"
+        self,
+        where: str,
+        events: Events,
+        on_line: OnLine,
+        is_network_allowed: bool = False,
+        isolation: str = "auto",
     ) -> None:
         self._events, self._on_line = events, on_line
         self._protection = (is_network_allowed, isolation)

@@ -86,6 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the files (default windtunnel-out; of a RECORDING: none are written)",
     )
+    add("--network-access", action="store_true",
+        help="let the script reach other machines (default: only this one)")  # fmt: skip
     add("--json", action="store_true", help="print remat.json instead of a table")
     add("--force", action="store_true", help="replace an earlier run in --out")
     add("--no-html", action="store_true", help="write no report.html")
@@ -242,6 +244,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.memory_tracker = options.snapshot = options.library_buffers = options.measure = False
     options.no_html = True  # the page is written when there is a curve to show
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
+    options.isolation, options.keep_files = "auto", None
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
 

@@ -24,6 +24,11 @@ _FILES_OF_RANK = (
 
 def prepare_folder(folder: Path, force: bool) -> None:
     """Make the output folder, or say why it cannot be used. Removes only what windtunnel wrote."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UsageError(  # the one folder that is not protected from what the script writes
+            f"--out {folder} holds the working folder, whose files the dry run protects",
+            hint="name a folder of its own",
+        )
     try:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--out {folder} is a file", hint="name a folder")

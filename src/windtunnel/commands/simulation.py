@@ -141,7 +141,9 @@ def _simulate(
         simulation = summarise(request, reported, representative, mismatches, tell, details, files)
     except KeyboardInterrupt:  # what was found until now is worth a report
         is_interrupted = True
-        simulation = summarise(_without_time(request), reported, representative, mismatches, tell, details, files)
+        simulation = summarise(
+            _without_time(request), reported, representative, mismatches, tell, details, files
+        )
     except WindtunnelError:
         summarise(_without_time(request), reported, representative, mismatches, tell, details, files)
         raise
@@ -200,7 +202,10 @@ def _files(
     try:
         n_kept = isolation.keep(request.keep_files, Path.cwd())
     except OSError as error:
-        return files, f"files the script wrote could not be copied to {request.keep_files}: {error.strerror or error}"
+        return (
+            files,
+            f"files the script wrote could not be copied to {request.keep_files}: {error.strerror or error}",
+        )
     return files, f"{n_kept} files the script wrote are in {request.keep_files}"
 
 

@@ -32,7 +32,9 @@ class FileChange:
 class Files:
     """How the disk was protected, and what the script would have done to it."""
 
-    protection: str  # "layer" (copy on write), "guard" (refused or redirected), or "none": nothing was started
+    protection: (
+        str  # "layer" (copy on write), "guard" (refused or redirected), or "none": nothing was started
+    )
     sentence: str  # the same in words
     is_network_off: bool
     changes: tuple[FileChange, ...]  # by path
@@ -95,7 +97,9 @@ class _Overlay:
 
     def _entry(self, up: str, low: str, path: str) -> Iterator[FileChange]:
         is_now, was = os.lstat(up), _lstat(low)
-        if stat.S_ISCHR(is_now.st_mode) and is_now.st_rdev == 0:  # how overlayfs notes that something was removed
+        if (
+            stat.S_ISCHR(is_now.st_mode) and is_now.st_rdev == 0
+        ):  # how overlayfs notes that something was removed
             if was is not None:
                 yield FileChange("removed", path, None, _total(low))
         elif stat.S_ISDIR(is_now.st_mode):
@@ -115,7 +119,9 @@ class _Overlay:
         origin = _attribute(up, "redirect")
         if origin is not None:
             name = os.fsdecode(origin)
-            source = self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
+            source = (
+                self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
+            )
             yield FileChange("moved", path, _total(source), None, moved_from=source)
             yield from self._walk(up, source, path, False)
             return

@@ -68,7 +68,9 @@ def enter(order: Order) -> State:
     base = Path(order.base)
     base.mkdir(exist_ok=True)
     real = [Path(path) for path in order.real]
-    state_file = os.open(base / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # while it is the real one
+    state_file = os.open(
+        base / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+    )  # while it is the real one
     os.environ.update(offline_environment(os.environ, order.is_network_allowed))
     state = _enter_layer(base, real, order) if order.kind != "guard" else None
     if state is None:
@@ -128,9 +130,11 @@ def _enter_layer(base: Path, real: Sequence[Path], order: Order) -> State | None
     if not is_network_off and not order.is_network_allowed:
         cut_sockets()
     sentence = "files are protected by a copy-on-write layer" + (" in a user namespace" if is_user else "")
-    notes = covered.notes
+    notes: tuple[str, ...] = ()
     if covered.read_only:
-        notes += (f"read-only in this dry run, for no layer could be put over it: {', '.join(covered.read_only)}",)
+        notes = (
+            f"read-only in this dry run, for no layer could be put over it: {', '.join(covered.read_only)}",
+        )
     return State("layer", sentence, is_network_off, covered.folders, notes)
 
 

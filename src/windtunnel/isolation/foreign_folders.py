@@ -13,47 +13,41 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 __all__ = ["copy_foreign_folders"]
 
-_MOST_FOLDERS = 20_000  # looked at; a tenth of a second
-_DEPTH_OUTSIDE, _DEPTH_WRITABLE, _DEPTH_HERE = 3, 8, 8  # below what is covered, below writable folders, below the working folder
+# Beyond these a write fails with EOVERFLOW, which the report explains. A tenth of a second's worth of looking.
+_MOST_FOLDERS = 20_000
+_DEPTH_OUTSIDE, _DEPTH_WRITABLE, _DEPTH_HERE = (
+    3,
+    8,
+    8,
+)  # below what is covered, a writable folder, the working folder
 
 
-def copy_foreign_folders(lower: str, upper: Path, owner: tuple[int, int], here: str) -> list[str]:
-    """Make them in `upper`; returns what a reader of the report must know."""
-    needed, is_whole = _needed(lower, owner, here)
+def copy_foreign_folders(lower: str, upper: Path, owner: tuple[int, int], here: str) -> None:
+    """Make them in `upper`."""
+    needed = _needed(lower, owner, here)
     for path in sorted(needed):
         (upper / path).mkdir(exist_ok=True)
     for path in sorted(needed, reverse=True):  # rights last: we must be able to write there until now
         os.chmod(upper / path, _rights(os.path.join(lower, path), owner))
-    if is_whole:
-        return []
-    return [
-        f"{lower} has more than {_MOST_FOLDERS:,} folders of other users or groups: writing in some of them fails in the"
-        " dry run with 'Value too large for defined data type'"
-    ]
 
 
-def _needed(lower: str, owner: tuple[int, int], here: str) -> tuple[set[str], bool]:
-    """Paths below `lower` of the folders to make, its top among them; whether all were looked at."""
+def _needed(lower: str, owner: tuple[int, int], here: str) -> set[str]:
+    """Paths below `lower` of the folders to make, its top among them."""
     needed = {""}
-    n_looked_at = 0
-    for path, is_foreign in _folders(lower, owner, here):
-        n_looked_at += 1
-        if n_looked_at > _MOST_FOLDERS:
-            return needed, False
-        if not is_foreign or os.access(os.path.join(lower, path), os.W_OK):
-            on_the_way = path if is_foreign else os.path.dirname(path)
-            while on_the_way not in needed:
-                if _is_foreign(os.path.join(lower, on_the_way), owner):
-                    needed.add(on_the_way)
-                    on_the_way = os.path.dirname(on_the_way)
-                else:  # a folder of ours can be copied, and what leads to it was needed when it was met
-                    break
+    for path, is_foreign in islice(_folders(lower, owner, here), _MOST_FOLDERS):
+        if is_foreign and not os.access(os.path.join(lower, path), os.W_OK):
+            continue
+        on_the_way = path if is_foreign else os.path.dirname(path)
+        while on_the_way not in needed and _is_foreign(os.path.join(lower, on_the_way), owner):
+            needed.add(on_the_way)
+            on_the_way = os.path.dirname(on_the_way)
     # Every folder on the way to a needed one must be there to hold it.
-    return needed | {str(parent) for path in needed for parent in Path(path).parents if str(parent) != "."}, True
+    return needed | {str(parent) for path in needed for parent in Path(path).parents if str(parent) != "."}
 
 
 def _folders(lower: str, owner: tuple[int, int], here: str) -> Iterator[tuple[str, bool]]:
@@ -61,7 +55,9 @@ def _folders(lower: str, owner: tuple[int, int], here: str) -> Iterator[tuple[st
     waiting = deque([("", 0, _DEPTH_OUTSIDE, False)])
     if here.startswith(lower.rstrip("/") + "/"):
         way = Path(os.path.relpath(here, lower))
-        yield from ((str(path), _is_foreign(os.path.join(lower, path), owner)) for path in (*way.parents[-2::-1], way))
+        yield from (
+            (str(path), _is_foreign(os.path.join(lower, path), owner)) for path in (*way.parents[-2::-1], way)
+        )
         waiting.appendleft((str(way), 0, _DEPTH_HERE, True))
     while waiting:
         path, depth, deepest, is_here = waiting.popleft()

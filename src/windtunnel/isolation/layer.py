@@ -52,7 +52,13 @@ class Isolation:
         if not states:
             return Files("none", "no process of the script was started", not self._is_network_allowed, ())
         return together(
-            Files(state.kind, state.sentence, state.is_network_off, tuple(_changes(base, state)), notes=state.notes)
+            Files(
+                state.kind,
+                state.sentence,
+                state.is_network_off,
+                tuple(_changes(base, state)),
+                notes=state.notes,
+            )
             for base, state in states
         )
 
@@ -61,11 +67,17 @@ class Isolation:
         n_kept = 0
         for base, state in self._states():
             for change in _changes(base, state):
-                if change.n_bytes is None or change.what == "metadata" or _NOT_WORTH_TELLING.search(change.path):
+                if (
+                    change.n_bytes is None
+                    or change.what == "metadata"
+                    or _NOT_WORTH_TELLING.search(change.path)
+                ):
                     continue
                 source = change.moved_from or _where_written(base, state, change.path)
                 path = Path(change.path)
-                target = folder / (path.relative_to(here) if path.is_relative_to(here) else path.relative_to("/"))
+                target = folder / (
+                    path.relative_to(here) if path.is_relative_to(here) else path.relative_to("/")
+                )
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _copy(source, target)
                 n_kept += 1
@@ -115,7 +127,11 @@ def _n_bytes(change: FileChange) -> int:
 def _places() -> list[str]:
     """Where a layer may be put, the best first: on disk, where there is more room than in memory."""
     wanted = (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", SHARED_MEMORY, tempfile.gettempdir())
-    return [place for place in dict.fromkeys(wanted) if place and os.path.isdir(place) and os.access(place, os.W_OK)]
+    return [
+        place
+        for place in dict.fromkeys(wanted)
+        if place and os.path.isdir(place) and os.access(place, os.W_OK)
+    ]
 
 
 def _sweep(places: Sequence[str]) -> None:

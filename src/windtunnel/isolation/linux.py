@@ -33,7 +33,14 @@ NEW_MOUNTS, NEW_USER, NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _DETACH = 2
 # Flags of a mount that a user may not change in a namespace: statvfs's bit -> mount's
-_LOCKED = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}  # nosuid nodev noexec noatime nodiratime relatime
+_LOCKED = {
+    2: 2,
+    4: 4,
+    8: 8,
+    1024: 1024,
+    2048: 2048,
+    4096: 1 << 21,
+}  # nosuid nodev noexec noatime nodiratime relatime
 _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS, _UP = 0x8913, 0x8914, 0x8916, 1
 _CAPABILITY_VERSION = 0x20080522
 
@@ -57,7 +64,10 @@ def make_mounts_private() -> None:
 
 def mount_overlay(lower: str, upper: str, work: str, target: str, options: str) -> None:
     """Show `lower` at `target`, with everything that is written going to `upper`."""
-    folders = (f"{name}={_escaped(path)}" for name, path in (("lowerdir", lower), ("upperdir", upper), ("workdir", work)))
+    folders = (
+        f"{name}={_escaped(path)}"
+        for name, path in (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
+    )
     data = ",".join([*folders, *([options] if options else [])])
     _mount("windtunnel", target, "overlay", 0, data)
 

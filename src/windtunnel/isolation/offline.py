@@ -1,7 +1,7 @@
 """Nothing leaves the machine: trackers keep their files here, hubs are not asked, and no socket goes beyond loopback.
 
-    environment ──> what to change in it
-    where the kernel cannot cut the network ──> connect and name look-ups of Python's sockets refuse other machines
+environment ──> what to change in it
+where the kernel cannot cut the network ──> connect and name look-ups of Python's sockets refuse other machines
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ _TRACKERS = {
 }
 _OFF_ALREADY = {"offline", "disabled", "dryrun"}
 # Hubs: asked for a file that is not in their cache they fail at once, instead of after minutes of retries.
-_HUBS = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+_HUBS = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_EVALUATE_OFFLINE": "1",
+}
 _LOCAL_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", ""}
 
 
@@ -47,7 +52,9 @@ def offline_environment(environment: Mapping[str, str], is_network_allowed: bool
 def cut_sockets() -> None:
     """Refuse other machines in Python's sockets; libraries that open their own are not stopped."""
     for name in ("connect", "connect_ex"):
-        setattr(socket.socket, name, _only_loopback(getattr(socket.socket, name), is_code=name == "connect_ex"))
+        setattr(
+            socket.socket, name, _only_loopback(getattr(socket.socket, name), is_code=name == "connect_ex")
+        )
     socket.getaddrinfo = _only_local_names(socket.getaddrinfo)  # type: ignore[assignment]
 
 

@@ -41,10 +41,10 @@ _USER_OPTIONS = ("userxattr",)
 class Covered:
     """What an entered layer covers."""
 
-    folders: dict[str, str] = field(default_factory=dict)  # folder with the parts of an overlay -> what it covers
+    folders: dict[str, str] = field(
+        default_factory=dict
+    )  # folder with the parts of an overlay -> what it covers
     read_only: tuple[str, ...] = ()  # could not be covered: writing there is refused
-    is_user: bool = False  # in a user namespace, with its limits
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,11 @@ def enter_as_root(base: Path, real: Sequence[Path], flags: int) -> Covered:
     whole: list[str] = []  # shown with everything below
     for number, (point, mount) in enumerate(sorted(_mounts().items())):
         target = str(root) + point.rstrip("/")
-        if _is_below(point, str(base)) or any(_is_below(point, p) for p in whole) or not os.path.lexists(target):
+        if (
+            _is_below(point, str(base))
+            or any(_is_below(point, p) for p in whole)
+            or not os.path.lexists(target)
+        ):
             continue
         if mount.kind in _PSEUDO or any(_is_below(point, p) for p in _AS_IT_IS):
             linux.bind(point, target, is_recursive=True)
@@ -142,11 +146,10 @@ def enter_as_user(base: Path, real: Sequence[Path], flags: int) -> Covered:
     descriptor = os.open(base, os.O_PATH | os.O_DIRECTORY)
     inside = Path(f"/proc/self/fd/{descriptor}")  # its own path is about to be covered
     folders: dict[str, str] = {}
-    notes: list[str] = []
     to_cover, left_over = _plan(_mounts())
     for number, folder in enumerate(to_cover):
         parts = _parts(inside, number, None)
-        notes += copy_foreign_folders(folder, parts / "upper", (uid, gid), here)
+        copy_foreign_folders(folder, parts / "upper", (uid, gid), here)
         if _covers(folder, parts, folder, _USER_OPTIONS):
             folders[str(base / parts.name)] = folder
         else:
@@ -164,7 +167,7 @@ def enter_as_user(base: Path, real: Sequence[Path], flags: int) -> Covered:
     os.close(descriptor)
     os.chdir(here)
     linux.drop_capabilities()
-    return Covered(folders, read_only, is_user=True, notes=tuple(notes))
+    return Covered(folders, read_only)
 
 
 def _plan(table: dict[str, _Mount]) -> tuple[list[str], list[str]]:
@@ -188,7 +191,11 @@ def _plan(table: dict[str, _Mount]) -> tuple[list[str], list[str]]:
         except OSError:
             return
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and entry.path not in table and not _is_left_alone(entry.path):
+            if (
+                entry.is_dir(follow_symlinks=False)
+                and entry.path not in table
+                and not _is_left_alone(entry.path)
+            ):
                 split(entry.path)
 
     for point, mount in sorted(table.items()):

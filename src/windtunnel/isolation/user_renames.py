@@ -20,7 +20,9 @@ def install() -> None:
     for name in ("rename", "replace"):
         moving = _copying_instead(getattr(os, name))
         setattr(os, name, moving)
-        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 keeps the functions it found when it was imported
+        accessor = getattr(
+            pathlib, "_NormalAccessor", None
+        )  # Python 3.10 keeps the functions it found when it was imported
         if accessor is not None:
             setattr(accessor, name, staticmethod(moving))
 
@@ -32,7 +34,11 @@ def _copying_instead(original: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             if error.errno != errno.EXDEV or src_dir_fd is not None or dst_dir_fd is not None:
                 raise
-            if not os.path.isdir(src) or os.path.islink(src) or os.stat(src).st_dev != os.stat(_parent(dst)).st_dev:
+            if (
+                not os.path.isdir(src)
+                or os.path.islink(src)
+                or os.stat(src).st_dev != os.stat(_parent(dst)).st_dev
+            ):
                 raise  # between two file systems it would fail on the real disk, too
         if os.path.lexists(dst):
             os.rmdir(dst)  # an empty folder may be replaced; anything else raises here, as it would there

@@ -112,7 +112,11 @@ def _files_of(document: dict[str, Any] | None) -> Files | None:
     known = {f.name: document[f.name] for f in fields(Files) if f.name in document}
     changes = [{f.name: change[f.name] for f in fields(FileChange)} for change in document["changes"]]
     return Files(
-        **{**known, "changes": tuple(FileChange(**c) for c in changes), "notes": tuple(document.get("notes", ()))}
+        **{
+            **known,
+            "changes": tuple(FileChange(**c) for c in changes),
+            "notes": tuple(document.get("notes", ())),
+        }
     )
 
 

@@ -8,6 +8,7 @@ so that programs which read the log of a dry run line by line find them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -16,6 +17,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from windtunnel.isolation.changes import Files
 from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
@@ -35,6 +37,7 @@ _TENSOR_ROWS = 8
 _BUILD_ROWS = 5
 _UNKNOWN_ROWS = 10
 _MISMATCH_ROWS = 10
+_FILE_ROWS = 10
 _FEW_RANKS = 4  # whose facts are all shown
 _GRAPH_WIDTH = 96
 _GRAPH_MARGIN = 13  # for the sizes at its left
@@ -88,6 +91,7 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
         parts += _titled("Longest to build", _build_table(rank))
     if rank is not None and rank.notes:
         parts += [Text(), *(Text(f"Note: {note}.") for note in rank.notes)]
+    parts += _files(result)
     parts += _mismatches(result)
     colour = "bold green" if result.fits and not result.mismatches else "bold red"
     return Group(*parts, Text(), Text(verdict(result), style=colour))
@@ -113,6 +117,37 @@ def _in_full(result: RunResult) -> list[RankResult]:
 def _rank_line(rank: RankResult, result: RunResult, n_alike: int) -> str:
     others = f" (and {n_alike} more that do the same)" if n_alike else ""
     return f"rank {rank.rank} of {result.world_size}{others}: {rank.status}"
+
+
+def _files(result: RunResult) -> list[RenderableType]:
+    files = result.files
+    if files is None:
+        return []
+    parts: list[RenderableType] = []
+    if files.changes:
+        parts = _titled("What the script would have written", _files_table(files))
+    if files.protection == "guard":
+        parts += [Text(), Text(f"Note: {files.sentence}.")]
+    return parts + [Text(f"Note: {note}.") for note in files.notes]
+
+
+def _files_table(files: Files) -> FittedTable:
+    """The largest first; names are short where they are below the working folder."""
+    here = os.getcwd() + os.sep
+    largest = sorted(files.changes, key=lambda c: (-(c.n_bytes or 0), c.path))
+    rows = [
+        (
+            change.what,
+            "" if change.n_bytes is None else format_bytes(change.n_bytes),
+            change.path.removeprefix(here),
+        )
+        for change in largest[:_FILE_ROWS]
+    ]
+    n_more = len(files.changes) + files.n_more - len(rows)
+    if n_more:
+        rest = sum(c.n_bytes or 0 for c in largest[_FILE_ROWS:]) + files.more_bytes
+        rows.append((f"(and {n_more:,} more)", format_bytes(rest), "listed in report.json"))
+    return FittedTable(("what", "bytes", "file"), tuple(rows), (), "file")
 
 
 def _mismatches(result: RunResult) -> list[RenderableType]:

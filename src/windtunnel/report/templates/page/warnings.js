@@ -15,7 +15,8 @@ addView({
     const found = warningsOf(page), builds = h("div"), update = () => builds.replaceChildren(...warningsBuilds(page));
     box.append(h("h2", null, warningsCount(found) ? "Warnings" : "No warnings: nothing was guessed, left out or noted"),
       ...warningsMismatches(found), ...warningsErrors(found), ...warningsUnknown(found),
-      ...warningsList("Notes", found, found.notes), ...warningsList("Left out of this page", found, found.leftOut), builds);
+      ...warningsList("Notes", found, found.notes), ...warningsList("Left out of this page", found, found.leftOut),
+      ...warningsFiles(page.data.run.files), builds);
     update();
     return { update };
   },
@@ -101,6 +102,21 @@ function warningsList(title, found, rows) {
   if (!rows.length) return [];
   const who = (row) => { const text = warningsWho(found, row.ranks); return text ? h("span", { class: "faint" }, `(${text})`) : ""; };
   return [h("h3", null, title), h("ul", { class: "warnings-list" }, rows.map((row) => h("li", null, `${row.sentence} `, who(row))))];
+}
+
+const WARNINGS_MOST_FILES = 300;  // of a script that writes thousands the largest are enough to look at
+function warningsFiles(files) {
+  if (!files) return [];
+  const protection = h("p", { class: "faint" }, `In this dry run ${files.sentence}; the network was ${files.is_network_off ? "off" : "on"}.`);
+  if (!files.changes.length) return [h("h3", null, "The script would have written no files"), protection];
+  const size = (n) => n === null ? "" : bytes(n), rows = [...files.changes].sort((a, b) => (b.n_bytes ?? 0) - (a.n_bytes ?? 0));
+  const more = Math.max(0, rows.length - WARNINGS_MOST_FILES) + files.n_more;
+  return [h("h3", null, "What the script would have written"), protection, table([
+    { title: "what", cell: (row) => row.what },
+    { title: "bytes", number: true, cell: (row) => size(row.n_bytes) },
+    { title: "before", number: true, cell: (row) => size(row.n_bytes_before) },
+    { title: "file", cell: (row) => h("code", null, row.moved_from ? `${row.path} (from ${row.moved_from})` : row.path) },
+  ], rows.slice(0, WARNINGS_MOST_FILES), { id: "warnings-files" }), more ? h("p", { class: "faint" }, `and ${count(more)} smaller ones`) : ""];
 }
 
 function warningsBuilds(page) {
