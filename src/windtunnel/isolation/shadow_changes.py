@@ -1,0 +1,174 @@
+"""List what a run would have changed on the disk, from what the shadow kept.
+
+    base/upper, base/removed, base/moves + the real files ──> FileChange per file, and per removed or moved folder
+
+A file that was written and removed again, or written with the bytes it had, is no change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.isolation.changes import FileChange
+from windtunnel.isolation.real_files import REAL, find_info
+from windtunnel.isolation.shadow_tree import COPYING
+
+__all__ = ["shadow_changes"]
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    upper: str
+    removed: str
+    moved: dict[str, str]  # where something is now -> where it really is
+
+
+def shadow_changes(base: Path) -> list[FileChange]:
+    """Everything that the processes with this `base` changed, ordered by path."""
+    root = os.path.realpath(base)
+    trees = _Trees(f"{root}/upper", f"{root}/removed", {})
+    trees.moved.update(_still_moved(trees, _moves(f"{root}/moves")))
+    changes = [*_written(trees, "", ""), *_removed(trees, "")]
+    return sorted(changes, key=lambda change: change.path)
+
+
+def _moves(path: str) -> dict[str, str]:
+    """Replay the renames: where each real file or folder that was moved is now, and its real path."""
+    if find_info(path) is None:
+        return {}
+    origins: dict[str, str] = {}
+    for line in _read_lines(path):
+        old, new, was_real = json.loads(line)
+        source = _source_of(old, origins) or (old if was_real else None)
+        kept = {at: origin for at, origin in origins.items() if not _is_in(at, new) and not _is_in(at, old)}
+        inner = {new + at[len(old) :]: origin for at, origin in origins.items() if _is_in(at, old)}
+        origins = kept | inner
+        if source is not None:
+            origins[new] = source
+    return origins
+
+
+def _still_moved(trees: _Trees, moves: dict[str, str]) -> dict[str, str]:
+    """Those that are there, and gone from where they were. A file must hold what it held."""
+    found = {}
+    for now, source in moves.items():
+        here, there = find_info(trees.upper + now), find_info(source)
+        if here is None or there is None or find_info(trees.upper + source) is not None:
+            continue
+        is_same = stat.S_ISDIR(here.st_mode) and stat.S_ISDIR(there.st_mode)
+        if _is_hidden(trees, source) and (is_same or _is_equal(trees.upper + now, source)):
+            found[now] = source
+    return found
+
+
+def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
+    """Changes in a folder of upper/; `compared` is the real folder that it came from."""
+    names = [name for name in sorted(REAL.listdir(trees.upper + folder)) if not name.startswith(COPYING)]
+    for name in names:
+        path, was_at = f"{folder}/{name}", f"{compared}/{name}"
+        actual = trees.upper + path
+        info, real = REAL.lstat(actual), find_info(path)
+        before = None if real is None else _size(path)
+        source = trees.moved.get(path)
+        if source is not None:
+            yield FileChange("moved", path, _size(actual), before, source)
+            was_at = source
+        if stat.S_ISDIR(info.st_mode):
+            if source is None and real is not None and not stat.S_ISDIR(real.st_mode):
+                yield FileChange("removed", path, None, before)
+            yield from _written(trees, path, was_at)
+        elif source is None and not _is_equal(actual, was_at):
+            before = None if find_info(was_at) is None else _size(was_at)
+            yield FileChange("written" if before is None else "replaced", path, _size(actual), before)
+    if folder and (compared != folder or _is_hidden(trees, folder)):
+        yield from _missing(trees, compared, set(names))
+
+
+def _missing(trees: _Trees, real_folder: str, names: set[str]) -> Iterator[FileChange]:
+    """What a folder had that was removed and made again, or moved."""
+    info = find_info(real_folder)
+    if info is None or not stat.S_ISDIR(info.st_mode):
+        return
+    for name in sorted(set(REAL.listdir(real_folder)) - names):
+        path = f"{real_folder}/{name}"
+        if path not in trees.moved.values():
+            yield FileChange("removed", path, None, _size(path))
+
+
+def _removed(trees: _Trees, folder: str) -> Iterator[FileChange]:
+    for name in sorted(REAL.listdir(trees.removed + folder)):
+        path = f"{folder}/{name}"
+        if name.startswith(COPYING):
+            continue
+        if stat.S_ISDIR(REAL.lstat(trees.removed + path).st_mode):
+            yield from _removed(trees, path)
+        elif find_info(trees.upper + path) is None and find_info(path) and path not in trees.moved.values():
+            yield FileChange("removed", path, None, _size(path))
+
+
+def _source_of(path: str, origins: dict[str, str]) -> str | None:
+    """The real path of something that was moved, by itself or with a folder around it."""
+    at = path
+    while at and at != "/":
+        if at in origins:
+            return origins[at] + path[len(at) :]
+        at = os.path.dirname(at)
+    return None
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _is_hidden(trees: _Trees, path: str) -> bool:
+    """Whether nothing real shows at a path: itself or a folder around it was removed."""
+    try:
+        return stat.S_ISREG(REAL.lstat(trees.removed + path).st_mode)
+    except NotADirectoryError:
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _size(path: str) -> int:
+    """Bytes of a real file, or of all that is in a real folder."""
+    info = find_info(path)
+    if info is None:
+        return 0
+    if not stat.S_ISDIR(info.st_mode):
+        return info.st_size
+    try:
+        return sum(_size(f"{path}/{name}") for name in REAL.listdir(path))
+    except PermissionError:
+        return 0
+
+
+def _is_equal(one: str, other: str) -> bool:
+    """Whether two real paths lead to files of the same kind with the same bytes."""
+    first, second = find_info(one), find_info(other)
+    if first is None or second is None or stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
+        return False
+    if stat.S_ISLNK(first.st_mode):
+        return REAL.readlink(one) == REAL.readlink(other)
+    if not stat.S_ISREG(first.st_mode) or first.st_size != second.st_size:
+        return False
+    try:
+        with REAL.open_stream(one, "rb", buffering=0) as a, REAL.open_stream(other, "rb", buffering=0) as b:
+            while chunk := a.read(_CHUNK):
+                if chunk != b.read(_CHUNK):
+                    return False
+    except PermissionError:
+        return False
+    return True
+
+
+def _read_lines(path: str) -> list[str]:
+    with REAL.open_stream(path, encoding="utf-8") as lines:
+        return lines.readlines()
