@@ -157,7 +157,7 @@ def _is_alive(pid: int) -> bool:
 def _changes(base: Path, state: State) -> list[FileChange]:
     if state.kind == "layer":
         return layer_changes(state.folders)
-    from windtunnel.isolation.shadow import shadow_changes
+    from windtunnel.isolation.shadow_changes import shadow_changes
 
     return shadow_changes(base)
 
