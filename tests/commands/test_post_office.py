@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from windtunnel.commands.executor import Fetch, Post
 from windtunnel.commands.post_office import PostOffice
 
@@ -12,6 +14,16 @@ def test_what_is_there_is_given_at_once_and_stays_for_others():
     assert office.fetch(Fetch(1, "a", sender=0)) == [(1, b"x")]
     assert office.fetch(Fetch(2, "a", sender=0)) == [(2, b"x")]
     assert office.waiting == {}
+
+
+def test_a_large_value_waits_in_a_file_and_comes_back_byte_for_byte():
+    values = {key: bytes([i]) * n for i, (key, n) in enumerate((("a", 200_000), ("b", 3), ("c", 1_000_000)))}
+    with closing(PostOffice()) as office:
+        for key, value in values.items():
+            office.post(Post(0, key, value))
+        for _ in range(2):
+            found = {key: office.fetch(Fetch(1, key, sender=0)) for key in values}
+            assert found == {key: [(1, value)] for key, value in values.items()}
 
 
 def test_who_asks_early_waits_for_the_post():

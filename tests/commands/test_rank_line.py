@@ -10,10 +10,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from windtunnel.commands import rank_line
 from windtunnel.commands.executor import Fetch, Post, Step
 from windtunnel.commands.rank_line import RankLine, answer, read_messages
-from windtunnel.errors import ScriptError
 
 
 @contextmanager
@@ -49,10 +47,13 @@ def test_a_question_waits_for_its_answer(payload):
         assert heard == [payload]
 
 
-def test_what_is_too_large_for_mail_is_refused_with_both_sizes(monkeypatch):
-    monkeypatch.setattr(rank_line, "LARGEST_LETTER", 1 << 20)
-    with _line() as (_, theirs), pytest.raises(ScriptError, match=r"2\.00 MiB .* at most 1\.00 MiB"):
-        RankLine(theirs).post("key", bytes(2 << 20))
+def test_a_large_object_is_carried_whole():
+    payload = bytes(range(256)) * (1 << 18)  # 64 MiB, more than any socket holds at once
+    with _line() as (ours, theirs):
+        sending = threading.Thread(target=lambda: RankLine(theirs).post("key", payload))
+        sending.start()
+        assert next(read_messages(ours, 2)) == Post(2, "key", payload)
+        sending.join()
 
 
 def test_a_rank_that_asks_nobody_is_interrupted():

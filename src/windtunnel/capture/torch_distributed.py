@@ -23,6 +23,7 @@ from windtunnel.capture.torch_fsdp1 import install_fsdp1
 from windtunnel.capture.torch_process_group import SimulatedGroup
 from windtunnel.capture.torch_registration import aimed
 from windtunnel.capture.torch_stores import SimulatedStore
+from windtunnel.capture.torch_values import forget
 
 __all__ = ["install_distributed"]
 
@@ -196,6 +197,7 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
     sizes = torch.zeros(members.size(), dtype=torch.long, device=device)
     members.all_gather_single(sizes, size)
     received = torch.empty(members.size() * sent.numel(), dtype=torch.uint8, device=device)
+    forget(sent)  # one copy for every rank of a large job is much, and nobody reads them
     members.all_gather_single(received, sent)
     pickled = pickle.dumps(obj)
     for i in range(members.size()):

@@ -17,7 +17,7 @@ from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_inference import tensor_spec
 from windtunnel.capture.torch_storage import CPU, new_tensor, sim_of, view_of, world
 from windtunnel.capture.torch_strides import contiguous_strides, preserved_strides, strides_for
-from windtunnel.capture.torch_values import known_limit, remember_values, values_of
+from windtunnel.capture.torch_values import remember_values, values_of
 from windtunnel.events.model import Kind, Phase, Role, Signature
 
 __all__ = ["copy", "rule", "special", "target_device"]
@@ -178,7 +178,7 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             target.fill_(1)
         return target
     _broadcast_check(target, source)
-    if known is not None and to.n_bytes <= known_limit(target):
+    if known is not None:
         if to.values is None or target.numel() * target.element_size() == to.n_bytes:
             known = known.expand(target.shape) if known.shape != target.shape else known
         remember_values(target, known)

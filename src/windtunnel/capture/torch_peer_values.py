@@ -4,7 +4,8 @@
     broadcast, scatter ──> what the root really has              (mail, see mail.py)
     recv               ──> what the sender really sent           (mail)
 
-Bulk data has no values on a simulated device: nothing travels for it, and what arrives is unknown.
+Whole numbers, pickled objects and what is on the host travel whole, however much it is. Floating point on a card has
+no values that a program could send: nothing travels for it, and what arrives is unknown.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.capture.torch_storage import sim_of
-from windtunnel.capture.torch_values import OBJECT_LIMIT, forget, remember_values, values_of, write_parts
+from windtunnel.capture.torch_storage import CPU, sim_of, world
+from windtunnel.capture.torch_values import forget, is_floating, remember_values, values_of, write_parts
 
-__all__ = ["bytes_of", "fill_with", "gather_into", "put_bytes", "reduce_values", "travels", "write_values"]
+__all__ = [
+    "bytes_of", "fill_with", "gather_into", "is_read", "put_bytes", "reduce_values", "travels", "write_values",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 ReduceOp = dist.ReduceOp
-_MOST_NUMBERS = 1 << 12  # bytes of numbers that travel: shapes, sizes, flags; not token ids by the thousand
 _SAME_FOR_EQUALS = (ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR)
 _frombuffer = torch.frombuffer  # torch's own, before constructors are replaced
 
@@ -72,12 +74,6 @@ def fill_with(tensors: Sequence[Tensor], source: Tensor) -> None:
 def gather_into(output: Tensor, source: Tensor, n_ranks: int) -> None:
     """`output` becomes `source`, as many times as there are ranks."""
     known = values_of(source)
-    if (
-        known is not None
-        and sim_of(output) is not None
-        and output.numel() * output.element_size() > OBJECT_LIMIT
-    ):
-        known = None
     write_values(output, None if known is None else known.reshape(-1).repeat(n_ranks))
 
 
@@ -85,11 +81,16 @@ def gather_into(output: Tensor, source: Tensor, n_ranks: int) -> None:
 
 
 def travels(tensor: Tensor) -> bool:
-    """Whether a receiver of this tensor is told its values; both sides decide it from what both know."""
-    n_bytes = tensor.numel() * tensor.element_size()
-    if tensor.dtype == torch.uint8:
-        return 0 < n_bytes <= OBJECT_LIMIT
-    return 0 < n_bytes <= _MOST_NUMBERS and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    """Whether a sender leaves this tensor's values for its receivers; both sides decide it from what both know."""
+    if not tensor.numel():
+        return False
+    sim = sim_of(tensor)
+    return not is_floating(tensor.dtype) or sim is None or sim.device == CPU
+
+
+def is_read(tensor: Tensor) -> bool:
+    """Whether a receiver asks for what travels: weights and activations it would only forget again."""
+    return not is_floating(tensor.dtype) or sim_of(tensor) is None
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -99,8 +100,12 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 
 def put_bytes(tensor: Tensor, payload: bytes) -> None:
-    """Let a received tensor hold what was sent."""
-    n_bytes = tensor.numel() * tensor.element_size()
-    known = _frombuffer(bytearray(payload), dtype=tensor.dtype) if len(payload) == n_bytes else None
-    if known is not None or sim_of(tensor) is not None:
-        write_values(tensor, known)
+    """Let a received tensor hold what was sent; empty: its sender does not know it either."""
+    if payload:
+        write_values(tensor, _frombuffer(bytearray(payload), dtype=tensor.dtype))
+    elif sim_of(tensor) is not None:
+        forget(tensor)
+    else:
+        world.recorder.invent("what another rank sends of values on its device", 1)
+        with torch.no_grad():
+            tensor.fill_(1)

@@ -6,7 +6,9 @@ dist.all_reduce(x, group) ──> SimulatedGroup.allreduce ──> COLLECTIVE ro
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +18,11 @@ from windtunnel.capture import torch_peer_values as peers
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.mail import Mail
 from windtunnel.capture.torch_program import EnoughSteps
-from windtunnel.capture.torch_values import values_of
+from windtunnel.capture.torch_values import forget, values_of
 from windtunnel.capture.torch_work import SimulatedBackend, SimulatedWork
 from windtunnel.events.model import Kind, Phase, Role, Signature, TensorSpec
 
-__all__ = ["PeerNeverSent", "SimulatedGroup"]
+__all__ = ["PeerNeverSent", "PeerSentAnother", "SimulatedGroup"]
 
 Tensor = torch.Tensor
 _HOST_LIBRARIES = ("gloo", "mpi", "ucc")  # which keep their buffers in the host's memory
@@ -28,6 +30,10 @@ _HOST_LIBRARIES = ("gloo", "mpi", "ucc")  # which keep their buffers in the host
 
 class PeerNeverSent(RuntimeError):
     """This rank waits for a value that the other rank never sends: on a cluster, for ever."""
+
+
+class PeerSentAnother(RuntimeError):
+    """The two ends of a message differ in its size: the ranks do not run the same program."""
 
 
 class SimulatedGroup(dist.ProcessGroup):
@@ -50,6 +56,7 @@ class SimulatedGroup(dist.ProcessGroup):
         self._devices = tuple(devices)
         self._name, self._description = "undefined", purpose
         self._n_sent: dict[tuple[int, int], int] = {}
+        self._together: SimulatedWork | None = None  # of calls that are coalesced now
         self._id = SimulatedGroup.n_groups
         SimulatedGroup.n_groups += 1
         self._key = f"{_short(self._ranks)}#{_n_twins(self._ranks)}"
@@ -110,10 +117,11 @@ class SimulatedGroup(dist.ProcessGroup):
         return f"SimulatedGroup({self._backend}, rank {self._rank} of {len(self._ranks)})"
 
     def _start_coalescing(self, device: Any = None) -> None:
-        return None
+        self._together = SimulatedWork(-1, None, None)
 
     def _end_coalescing(self, device: Any = None) -> SimulatedWork:
-        return SimulatedWork(-1, None, None)
+        work, self._together = self._together, None
+        return work or SimulatedWork(-1, None, None)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -155,7 +163,7 @@ class SimulatedGroup(dist.ProcessGroup):
             if root == self._rank:
                 self._post(tensor, root, -1)
             else:
-                self._fetch(tensor, root, -1)
+                self._fetch(work, tensor, root, -1)
         return work
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
@@ -253,7 +261,7 @@ class SimulatedGroup(dist.ProcessGroup):
                 else:
                     self._post(tensor, root, i)
         else:
-            self._fetch(outputs[0], root, self._rank)
+            self._fetch(work, outputs[0], root, self._rank)
         return work
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
@@ -273,7 +281,7 @@ class SimulatedGroup(dist.ProcessGroup):
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> SimulatedWork:
         work = self._record("recv", (), tensors, True, tensors, f"peer={self._ranks[peer]}")
         for tensor in tensors:
-            self._fetch(tensor, peer, self._rank)
+            self._fetch(work, tensor, peer, self._rank)
         return work
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SimulatedWork:
@@ -301,7 +309,7 @@ class SimulatedGroup(dist.ProcessGroup):
         recorder.rows.append((Kind.COLLECTIVE, id, signature, self._id, int(is_async), recorder.module, recorder.phase,
                               recorder.stream, max(device, output_device, 0), recorder.frame_here(), input_ids,
                               output_ids))  # fmt: skip
-        return SimulatedWork(id, held if is_async else None, held if result is None else result)
+        return SimulatedWork(id, held if is_async else None, held if result is None else result, is_async)
 
     def _check_devices(self, tensors: Iterable[Tensor]) -> None:
         """A card's library cannot read the host's memory; torch says so in these words."""
@@ -323,18 +331,36 @@ class SimulatedGroup(dist.ProcessGroup):
         if peers.travels(tensor):
             self.mail.post(self._mail_key(source, target), peers.bytes_of(tensor))
 
-    def _fetch(self, tensor: Tensor, source: int, target: int) -> None:
+    def _fetch(self, work: SimulatedWork, tensor: Tensor, source: int, target: int) -> None:
+        """Have what was sent when the program waits for it: at once, unless it goes on meanwhile."""
+        forget(tensor)
         if not peers.travels(tensor):
-            if store.sim_of(tensor) is not None:
-                peers.write_values(tensor, None)
             return
-        payload = self.mail.fetch(self._mail_key(source, target), self._ranks[source])
+        key = self._mail_key(source, target)  # both ends count, whether the values are wanted or not
+        if not peers.is_read(tensor):
+            return
+        arrive = partial(self._take, tensor, key, self._ranks[source])
+        if not work.is_async:
+            arrive()
+        elif self._together is not None:
+            self._together.expect(arrive)
+        else:
+            work.expect(arrive)
+
+    def _take(self, tensor: Tensor, key: str, sender: int) -> None:
+        payload = self.mail.fetch(key, sender)
         if payload is None and not self.mail.is_alone:
             if self.stops_early:
                 raise EnoughSteps
             raise PeerNeverSent(
-                f"rank {self._own_rank} waits for {tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')} from"
-                f" rank {self._ranks[source]}, which ended without sending them: the job would hang"
+                f"rank {self._own_rank} waits for {_amount(tensor)} from rank {sender}, which ended without sending them:"
+                " the job would hang"
+            )
+        n_bytes = tensor.numel() * tensor.element_size()
+        if payload and len(payload) != n_bytes:
+            raise PeerSentAnother(
+                f"rank {self._own_rank} expects {_amount(tensor)} ({n_bytes:,} bytes) from rank {sender}, which sends"
+                f" {len(payload):,} bytes: their programs or models differ; compare what the two ranks build"
             )
         peers.put_bytes(tensor, payload or b"")
 
@@ -354,9 +380,13 @@ def _n_twins(ranks: tuple[int, ...]) -> int:
 
 
 def _short(ranks: tuple[int, ...]) -> str:
-    return (
-        "-".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]}-{ranks[1]}..{ranks[-1]}x{len(ranks)}"
-    )
+    """The same on every rank, and another for every other group."""
+    text = "-".join(map(str, ranks))
+    return text if len(ranks) <= 4 else hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _amount(tensor: Tensor) -> str:
+    return f"{tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _is_empty(splits: Any) -> bool:

@@ -4,26 +4,29 @@
     loss.item()                             ──> unknown: a default, reported
 
 A small tensor whose inputs are all known is computed on the host as well; anything a device would have to compute
-from weights is unknown.
+from weights is unknown. Whole numbers that come from the host as they are (token ids, sizes, pickled objects) keep
+their values whatever their number, until all of them together are more than `KEPT_BYTES`: that is said.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from windtunnel.capture.torch_inference import Entry, wrap_numbers
-from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of
+from windtunnel.capture.torch_storage import CPU, KNOWN_VALUE_LIMIT, SimStorage, sim_of, world
+from windtunnel.units import format_bytes
 
 __all__ = [
-    "OBJECT_LIMIT",
+    "KEPT_BYTES",
     "all_false",
     "follow_values",
     "forget",
-    "known_limit",
+    "is_floating",
     "make_known",
     "remember_values",
     "values_of",
@@ -31,7 +34,7 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-OBJECT_LIMIT = 1 << 24
+KEPT_BYTES = 1 << 30  # of this machine's memory, for the values of all tensors above KNOWN_VALUE_LIMIT
 all_false: set[int] = set()  # storages whose values are unknown but for this: the answers of isnan and isinf
 
 
@@ -51,21 +54,39 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
     sim = sim_of(tensor)
     if sim is None:
         return
-    if sim.n_bytes > known_limit(tensor) or real.device.type != "cpu":
+    if real.device.type != "cpu":
         sim.values = None
         return
     if sim.values is None:
         if not covers_storage(tensor, sim):
             return  # only a part of the storage was written: the rest stays unknown
+        if not _has_room(tensor.dtype, sim.n_bytes):
+            return
         sim.values = _raw_empty(sim.n_bytes)
     target = values_of(tensor)
     if target is not None:
         target.copy_(real)
 
 
-def known_limit(tensor: Tensor) -> int:
-    """Bytes up to which values are kept: a row of plain bytes is a pickled object, which has no second chance."""
-    return OBJECT_LIMIT if tensor.dtype == torch.uint8 and tensor.dim() == 1 else KNOWN_VALUE_LIMIT
+def is_floating(dtype: torch.dtype) -> bool:
+    """Floating point or complex, the bulk that a device computes; all else counts, indexes or is a pickled object."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _has_room(dtype: torch.dtype, n_bytes: int) -> bool:
+    """Whether known values are kept: few always, many if they are whole numbers and memory is left for them."""
+    if n_bytes <= KNOWN_VALUE_LIMIT:
+        return True
+    if is_floating(dtype):
+        return False
+    if _kept_bytes + n_bytes <= KEPT_BYTES:
+        return True
+    world.recorder.notice(
+        f"the values of whole numbers on the device are kept up to {format_bytes(KEPT_BYTES)} in all: those of"
+        f" {format_bytes(n_bytes)} at {world.recorder.user_line()} were let go; where they are read they count as"
+        " unknown, and windtunnel.mock can set what is read"
+    )
+    return False
 
 
 def covers_storage(tensor: Tensor, sim: SimStorage) -> bool:
@@ -96,14 +117,29 @@ def write_parts(tensors: Sequence[Tensor], real: Tensor) -> None:
         sim = sim_of(tensor)
         if sim is not None:
             n_bytes = total[sim.id] = total.get(sim.id, 0) + tensor.numel() * tensor.element_size()
-            if sim.values is None and n_bytes == sim.n_bytes <= known_limit(tensor):
+            if sim.values is None and n_bytes == sim.n_bytes and _has_room(tensor.dtype, n_bytes):
                 sim.values = _raw_empty(sim.n_bytes)  # every byte of it is written below
     for tensor in tensors:
         remember_values(tensor, real)
 
 
+_kept_bytes = 0  # by values above KNOWN_VALUE_LIMIT, now
+
+
 def _raw_empty(n_bytes: int) -> Tensor:
-    return torch.frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
+    global _kept_bytes
+    if not n_bytes:
+        return _EMPTY_BYTES
+    buffer = (ctypes.c_uint8 * n_bytes)()
+    if n_bytes > KNOWN_VALUE_LIMIT:
+        _kept_bytes += n_bytes
+        weakref.finalize(buffer, _give_back, n_bytes).atexit = False
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _give_back(n_bytes: int) -> None:
+    global _kept_bytes
+    _kept_bytes -= n_bytes
 
 
 _empty = torch.empty  # torch's own, before constructors are replaced
@@ -116,6 +152,7 @@ def follow_values(
     """Every input's values are known and few: compute the results for real as well."""
     total = sum(s[4] for s in entry.outputs if s.__class__ is tuple and s[0] == "new")
     if total > KNOWN_VALUE_LIMIT:
+        forget(results)  # what it wrote to is among them
         return
     try:
         real = op(

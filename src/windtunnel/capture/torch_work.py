@@ -1,10 +1,12 @@
 """Handles of communication that is under way, and what a program may ask of the library below a group.
 
-A handle holds its tensors until somebody waits, as NCCL's does: their memory cannot be used again before.
+A handle holds its tensors until somebody waits, as NCCL's does: their memory cannot be used again before. What another
+rank sends is asked for at that moment too: two ranks may both receive first and send after, as long as neither waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +21,21 @@ __all__ = ["SimulatedBackend", "SimulatedWork"]
 class SimulatedWork(dist._Work):
     """A collective that is already done; it lets go of its tensors when waited for."""
 
-    def __init__(self, id: int, held: Any, result: Any) -> None:
+    def __init__(self, id: int, held: Any, result: Any, is_async: bool = False) -> None:
         super().__init__()
+        self.is_async = is_async  # the program goes on, and may wait later
         self._id = id
         self._held = held
         self._result = result
         self._future: torch.futures.Future | None = None
+        self._arrivals: list[Callable[[], None]] = []
+
+    def expect(self, arrive: Callable[[], None]) -> None:
+        """Something arrives with this: `arrive` is called once, when the program waits for it."""
+        self._arrivals.append(arrive)
 
     def wait(self, timeout: Any = None) -> bool:
+        self._receive()
         if self._held is not None:
             self._held = None
             recorder = store.world.recorder
@@ -34,12 +43,18 @@ class SimulatedWork(dist._Work):
             recorder.plain_row(Kind.WAIT, self._id, stream=recorder.stream)
         return True
 
+    def _receive(self) -> None:
+        arrivals, self._arrivals = self._arrivals, []
+        for arrive in arrivals:
+            arrive()
+
     def block_current_stream(self) -> None:
         self.wait()
 
     synchronize = block_current_stream
 
     def is_completed(self) -> bool:
+        self._receive()
         return True
 
     def is_success(self) -> bool:
@@ -55,6 +70,7 @@ class SimulatedWork(dist._Work):
         return 0
 
     def get_future(self) -> torch.futures.Future:
+        self._receive()
         if self._future is None:
             self._future = torch.futures.Future()
             self._future.set_result(self._result)

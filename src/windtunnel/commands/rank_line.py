@@ -17,12 +17,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from windtunnel.commands.executor import Fetch, Post, Step
-from windtunnel.errors import ScriptError
-from windtunnel.units import MIB, format_bytes
 
-__all__ = ["LARGEST_LETTER", "RankLine", "answer", "read_messages"]
-
-LARGEST_LETTER = 64 * MIB  # objects a program exchanges are small; bulk data is never sent by mail
+__all__ = ["RankLine", "answer", "read_messages"]
 
 
 class RankLine:
@@ -39,12 +35,6 @@ class RankLine:
         self._send({"kind": "step", "n": n_steps})
 
     def post(self, key: str, payload: bytes) -> None:
-        if len(payload) > LARGEST_LETTER:
-            raise ScriptError(
-                f"an object of {format_bytes(len(payload))} is sent to another rank, and at most"
-                f" {format_bytes(LARGEST_LETTER)} can be",
-                hint="send tensors as tensors: only their shapes travel in a dry run",
-            )
         self._send({"kind": "post", "key": key}, payload)
 
     def fetch(self, key: str, sender: int) -> bytes | None:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any, Protocol
@@ -136,7 +136,7 @@ class World:
     def run(self) -> Outcome:
         """Simulate until nothing more is wanted, or an interrupt; returns what was found until then."""
         self._ask_for_more()
-        with _interrupts_as_events(self._events):
+        with closing(self._office), _interrupts_as_events(self._events):
             while True:
                 self._start_more()
                 if not self.progress.running and not self._analysing:
