@@ -38,7 +38,7 @@ def test_every_ending_is_told_apart_and_no_rank_loses_the_others(tmp_path):
         ("failed", "the script left Python at once with exit code 5 (os._exit)"),
         ("failed", "the script raised KeyboardInterrupt by itself"),
         ("failed", "the script was killed (SIGKILL)"),
-        ("failed", "the script crashed (SIGSEGV)"),
+        ("failed", "the script crashed (SIGSEGV) at endings.py:"),
         ("failed", "the script needs the package 'no_such_package', which is not installed"),
         ("ok", ""),
     ]

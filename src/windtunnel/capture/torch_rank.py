@@ -30,6 +30,7 @@ from windtunnel.capture import (
     torch_cpu_kernels,
     torch_cuda,
     torch_distributed,
+    torch_export,
     torch_finite,
     torch_foreach,
     torch_fused_packages,
@@ -116,6 +117,7 @@ def install(
     torch_fused_packages.install_packages(device.kind)
     torch_checkpoint.install_checkpoints()
     torch_safetensors.install_safetensors()
+    torch_export.install_exports()
     torch_processes.install_processes()
     torch_compile.install_compile(recorder)
     torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)

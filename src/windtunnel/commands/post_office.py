@@ -17,7 +17,9 @@ from windtunnel.commands.executor import Fetch, Post
 __all__ = ["Answers", "PostOffice"]
 
 Answers = list[tuple[int, bytes | None]]
-_KEPT_AT_HAND = 1 << 16  # bytes of one value; larger ones wait in a file, since nobody says when the last asker has come
+_KEPT_AT_HAND = (
+    1 << 16
+)  # bytes of one value; larger ones wait in a file, since nobody says when the last asker has come
 
 
 class PostOffice:
@@ -60,7 +62,7 @@ class PostOffice:
         if len(payload) <= _KEPT_AT_HAND:
             return payload
         try:
-            self._file = self._file or tempfile.TemporaryFile(prefix="windtunnel-mail-", buffering=0)
+            self._file = self._file or tempfile.TemporaryFile(prefix="windtunnel-mail-", buffering=0)  # noqa: SIM115
             place = (self._file.seek(0, os.SEEK_END), len(payload))
             return place if self._file.write(payload) == len(payload) else payload
         except OSError:

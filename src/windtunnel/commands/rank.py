@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from windtunnel.capture.mail import Mail
 from windtunnel.capture.task import RankTask
+from windtunnel.commands.rank_crash import watch_for_crashes
 from windtunnel.commands.rank_line import RankLine
 from windtunnel.errors import NoToolchain, WindtunnelError
 from windtunnel.events.file import RecordingWriter
@@ -79,6 +80,7 @@ def be_rank(task: RankTask, line: Connection) -> NoReturn:
     """Simulate the rank, and leave this process."""
     leave = os._exit
     os.set_inheritable(line.fileno(), False)  # programs the script starts do not need it
+    watch_for_crashes(task.folder)
     code = _run_task(task, RankLine(line))
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the script may have closed it

@@ -19,6 +19,7 @@ from windtunnel.cluster.library_buffers import LibraryBuffers, library_buffers_o
 from windtunnel.cluster.talk import RankTalk, talk_of
 from windtunnel.commands.executor import INTERRUPTED
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
+from windtunnel.commands.rank_crash import crash_of
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest
 from windtunnel.errors import CorruptFile, MissingFramework
@@ -61,6 +62,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         result, card = _measure(request, task, recording)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
+    crash_of(task.folder)  # read if it was needed: an empty file is nobody's business
     result = replace(
         result,
         status="failed" if error else result.status,
@@ -204,7 +206,7 @@ def _last_words(task: RankTask, code: int) -> str:
         )
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"the script crashed ({name}); what it recorded before is reported"
+        return _crash(name, crash_of(task.folder))
     if code == CANNOT_RECORD:
         return _last_line(task) or f"cannot write {task.recording_path}: is the disk full?"
     if code == OUR_BUG:
@@ -212,6 +214,15 @@ def _last_words(task: RankTask, code: int) -> str:
     if not task.recording_path.exists():
         return _last_line(task) or f"rank {task.rank} did not start (exit code {code})"
     return f"the script left Python at once with exit code {code} (os._exit)"
+
+
+def _crash(name: str, where: str) -> str:
+    if not where:
+        return f"the script crashed ({name}); what it recorded before is reported"
+    return (
+        f"the script crashed ({name}) {where}: compiled code may have read the bytes of a tensor there, which a dry run"
+        " does not have; guard the call with `if not windtunnel.is_dry_run():`"
+    )
 
 
 def _last_line(task: RankTask) -> str:
