@@ -221,6 +221,12 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"environment variable (?P<a>RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected, but not set",
         "the script expects a launcher such as torchrun, and {a} is not set: give --world-size",
     ),
+    (
+        r"params\[(?P<n>\d+)\] in this process with (?P<w>sizes|strides) \[(?P<a>.*?)\] appears not to match \w+ of the same"
+        r" param in process (?P<b>\d+)",
+        "the model is not the same on every rank: parameter {n} is [{a}] here ({w}) and another on rank {b}; build it from"
+        " the same configuration everywhere",
+    ),
     # -- checkpoints
     (r"Missing key\(s\) in state_dict: (?P<a>\"[^\"]+\")", _STATE_DICT + "it lacks {a}"),
     (r"Unexpected key\(s\) in state_dict: (?P<a>\"[^\"]+\")", _STATE_DICT + "the model has no {a}"),
