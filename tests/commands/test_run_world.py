@@ -113,6 +113,18 @@ def test_a_sender_that_stops_after_its_steps_does_not_leave_the_others_waiting(t
     assert [rank["steps"] for rank in report["ranks"]] == [2, 2]
 
 
+def test_what_ranks_tell_each_other_arrives_whole(tmp_path):
+    done, report = _run("--world-size", 2, "--level", 0, "-v", SCRIPTS / "messages.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    said = re.findall(r"\[rank (\d)\] (\w+(?: \d)?) (right|wrong)", done.stdout)
+    names = ["integers", "floats", "object", "part", "exchange", "batch", "later", "group 0", "group 1"]
+    assert [word for _, _, word in said] == ["right"] * 18
+    assert sorted((int(rank), name) for rank, name, _ in said) == sorted(
+        (r, n) for r in (0, 1) for n in names
+    )
+    assert report["ranks"][1]["unknown_values"] == []
+
+
 def test_ranks_from_one_nursery_are_as_separate_as_interpreters(tmp_path):
     done, _ = _run("--world-size", 4, "--ranks", "all", "-v", SCRIPTS / "identity.py", "a b", cwd=tmp_path)
     assert done.returncode == 0, done.stdout

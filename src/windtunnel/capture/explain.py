@@ -280,6 +280,8 @@ _RULES: tuple[tuple[str, str], ...] = (
 )
 
 
+_LONGEST = 300  # characters of a message that no rule knows
+
 # What a wrong division often looks like by the time torch meets it.
 _ODD_SIZES = re.compile(r"is invalid for input of size|must match the size|shapes cannot be multiplied")
 
@@ -309,4 +311,6 @@ def _explain(error: BaseException) -> str:
     kind = type(error).__name__
     if isinstance(error, KeyError) and text:
         return f"the script looked for the key {text}, which is not there"
-    return f"the script raised {kind}: {text[:300]}" if text else f"the script raised {kind}"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} … ({len(text) - _LONGEST:,} more characters in run.log)"
+    return f"the script raised {kind}: {text}" if text else f"the script raised {kind}"

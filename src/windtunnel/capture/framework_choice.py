@@ -23,7 +23,6 @@ _BELONGS_TO = {
     "mindformers": "mindspore", "mindnlp": "mindspore", "mindcv": "mindspore",
     "mindspore_gs": "mindspore", "mindone": "mindspore", "hyper_parallel": "mindspore",
 }  # fmt: skip
-_MOST_FILES = 200  # of one program: enough to find an import, whatever a folder holds
 
 
 def framework_of(script: str, is_module: bool = False, folder: Path | None = None) -> str:
@@ -33,7 +32,7 @@ def framework_of(script: str, is_module: bool = False, folder: Path | None = Non
         return FRAMEWORKS[0]
     roots = (folder or Path.cwd(),) if is_module else (start.parent,)
     waiting, seen = deque([start]), {start}
-    while waiting and len(seen) <= _MOST_FILES:
+    while waiting:
         file = waiting.popleft()
         imports = list(_imports(file))
         # In the order in which the program would import them.

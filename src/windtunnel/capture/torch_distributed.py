@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import Counter
 from typing import Any
 
 import torch
@@ -162,8 +163,9 @@ def _members(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
     if ranks is None:
         return list(range(world_size))
     members = sorted(ranks) if sort_ranks else list(ranks)
-    if len(set(members)) != len(members):
-        raise ValueError(f"a process group was given the same rank twice: {members[:16]}")
+    twice = [rank for rank, n in Counter(members).items() if n > 1]
+    if twice:
+        raise ValueError(f"a process group of {len(members)} ranks was given rank {twice[0]} more than once")
     wrong = [rank for rank in members if not 0 <= rank < world_size]
     if wrong:
         raise ValueError(

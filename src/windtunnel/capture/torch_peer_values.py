@@ -20,7 +20,7 @@ from windtunnel.capture.torch_storage import CPU, sim_of, world
 from windtunnel.capture.torch_values import forget, is_floating, remember_values, values_of, write_parts
 
 __all__ = [
-    "bytes_of", "fill_with", "gather_into", "is_read", "put_bytes", "reduce_values", "travels", "write_values",
+    "bytes_of", "fill_with", "gather_into", "is_read", "make_unknown", "put_bytes", "reduce_values", "travels", "write_values",
 ]  # fmt: skip
 
 Tensor = torch.Tensor
@@ -32,12 +32,22 @@ _frombuffer = torch.frombuffer  # torch's own, before constructors are replaced
 def write_values(tensor: Tensor, values: Tensor | None) -> None:
     """Let a tensor hold these values; None: nobody knows what it holds now."""
     if values is None or values.numel() != tensor.numel():
-        forget(tensor)
+        make_unknown(tensor)
     elif sim_of(tensor) is None:
         with torch.no_grad():
             tensor.copy_(values.reshape(tensor.shape))
     else:
         remember_values(tensor, values.reshape(tensor.shape))
+
+
+def make_unknown(tensor: Tensor) -> None:
+    """A real tensor cannot be without values: it is given the usual default, and that is said."""
+    if sim_of(tensor) is not None:
+        forget(tensor)
+    elif tensor.numel():
+        world.recorder.invent("what another rank sends of values it computed on its device", 1)
+        with torch.no_grad():
+            tensor.fill_(1)
 
 
 def reduce_values(tensor: Tensor, op: Any, n_ranks: int, source: Tensor | None = None) -> None:
@@ -63,7 +73,7 @@ def fill_with(tensors: Sequence[Tensor], source: Tensor) -> None:
     known = values_of(source)
     if known is None or any(tensor.shape != source.shape for tensor in tensors):
         for tensor in tensors:
-            forget(tensor)
+            make_unknown(tensor)
     elif any(sim_of(tensor) is None for tensor in tensors):
         for tensor in tensors:
             write_values(tensor, known)
@@ -103,9 +113,5 @@ def put_bytes(tensor: Tensor, payload: bytes) -> None:
     """Let a received tensor hold what was sent; empty: its sender does not know it either."""
     if payload:
         write_values(tensor, _frombuffer(bytearray(payload), dtype=tensor.dtype))
-    elif sim_of(tensor) is not None:
-        forget(tensor)
     else:
-        world.recorder.invent("what another rank sends of values on its device", 1)
-        with torch.no_grad():
-            tensor.fill_(1)
+        make_unknown(tensor)

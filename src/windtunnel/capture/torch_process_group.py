@@ -286,7 +286,7 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SimulatedWork:
         for tensor in tensors:
-            peers.write_values(tensor, None) if store.sim_of(tensor) is not None else None
+            peers.make_unknown(tensor)  # whoever sends it is not known here
         return self._record("recv", (), tensors, True, tensors, "peer=-1")
 
     # -- recording -----------------------------------------------------------------------------------------

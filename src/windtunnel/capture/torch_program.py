@@ -180,7 +180,13 @@ class _Follower:
         torch.autograd.Variable._execution_engine = Engine()  # type: ignore[assignment]
 
     def module_of_node(self, node: Any) -> int:
-        return self.spans.find(node._sequence_nr())
+        number = node._sequence_nr()
+        if number < self.spans.forgotten:
+            self.recorder.notice(
+                f"one graph has more than {_Spans.KEEP // 2:,} calls of modules: operators of backward that belong to"
+                " earlier ones are reported without a module"
+            )
+        return self.spans.find(number)
 
     # -- optimizer --------------------------------------------------------------------------------------------------
 
@@ -242,12 +248,13 @@ def _run_backward(engine: Any, args: Any, kwargs: Any) -> Any:
 class _Spans:
     """Which module was running at each autograd sequence number, for one thread."""
 
-    _KEEP = 200_000
+    KEEP = 200_000  # entries and exits: those of graphs that are gone must not fill memory
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.paths: list[int] = []
         self.stack: list[int] = []
+        self.forgotten = 0  # the first sequence number that is still known
 
     @property
     def depth(self) -> int:
@@ -270,8 +277,9 @@ class _Spans:
     def _note(self, path: int) -> None:
         self.starts.append(_sequence_nr())
         self.paths.append(path)
-        if len(self.starts) > self._KEEP:
-            del self.starts[: self._KEEP // 2], self.paths[: self._KEEP // 2]
+        if len(self.starts) > self.KEEP:
+            del self.starts[: self.KEEP // 2], self.paths[: self.KEEP // 2]
+            self.forgotten = self.starts[0]
 
 
 def _install_build_times() -> None:

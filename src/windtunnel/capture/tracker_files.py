@@ -17,9 +17,11 @@ from pathlib import Path
 from windtunnel.errors import CorruptFile
 
 __all__ = [
+    "LONGEST_LINE",
     "Block",
     "Communication",
     "Task",
+    "check_length",
     "read_blocks",
     "read_communication",
     "read_tasks",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 NEVER = (1 << 63) - 1  # the end of a block that was never freed
-_LONGEST = 1 << 24  # characters of a line: a weight read by a million operators needs half of that
+LONGEST_LINE = 1 << 24  # characters of a line: a weight read by a million operators needs half of that
 _MOST_STREAMS, _MOST_RANKS = (
     1 << 30,
     1 << 24,
@@ -132,6 +134,14 @@ def whole_number(path: Path, line: int, column: str, text: str, most: int = NEVE
     return int(text)
 
 
+def check_length(path: Path, line: int, text: str) -> None:
+    """A line that was cut off here is not one that the program could not finish."""
+    if len(text) >= LONGEST_LINE:
+        raise CorruptFile(
+            f"{path} line {line} has {LONGEST_LINE:,} characters or more, and no line of MindSpore's is that long"
+        )
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 19
 
@@ -142,15 +152,16 @@ def _rows(
     """Number and the wanted cells of each line; `others` may be missing ("")."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            header = _cells(file.readline(_LONGEST))
+            header = _cells(file.readline(LONGEST_LINE))
             missing = [column for column in columns if column not in header]
             if missing:
                 raise CorruptFile(f"{path} has no column {missing[0]}, as MindSpore's file has")
             wanted = [
                 header.index(column) if column in header else len(header) for column in (*columns, *others)
             ]
-            for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=2):
+            for line, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), start=2):
                 if not text.endswith("\n"):
+                    check_length(path, line, text)
                     return  # half a line: the program was killed
                 cells = _cells(text)
                 if len(cells) != len(header):

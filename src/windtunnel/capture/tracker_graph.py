@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from windtunnel.capture.tracker_files import LONGEST_LINE, check_length
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import TensorSpec
 
 __all__ = ["TrackedOp", "read_operators"]
 
-_LONGEST = 1 << 24
 _MOST_DIGITS = 9  # of a stream or an event
 _HEAD = re.compile(r"^\((.*?)\) = (.*)\((.*?)\), task_info: (\d{1,19}), attrs \{(.*)\}\s*$")
 _TENSOR = re.compile(r"(\w+):\[([\d, -]*)\](?:\{strdes=\[([\d, -]*)\],offset=(\d+)\})?")
@@ -61,9 +61,11 @@ def read_operators(path: Path) -> Iterator[TrackedOp]:
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             number, once = 0, {}
-            while head := file.readline(_LONGEST):
-                tensors, comment = file.readline(_LONGEST), file.readline(_LONGEST)
+            while head := file.readline(LONGEST_LINE):
+                tensors, comment = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
                 number += 3
+                for i, text in enumerate((head, tensors, comment)):
+                    check_length(path, number - 2 + i, text)
                 if not comment.endswith("\n"):
                     return
                 yield _operator(path, number - 2, head, tensors, once.setdefault(comment, comment))

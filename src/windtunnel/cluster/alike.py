@@ -16,9 +16,9 @@ import numpy as np
 from windtunnel.cluster.mesh import Mesh
 from windtunnel.cluster.program import StepProgram
 
-__all__ = ["MovedProgram", "alike"]
+__all__ = ["MOST_KINDS", "MovedProgram", "alike"]
 
-_MOST_KINDS = 1024  # beyond, differences seen only through collectives are let be: they are small then
+MOST_KINDS = 1024  # beyond, differences seen only through collectives are let be: they are small then
 
 
 class MovedProgram:
@@ -56,8 +56,11 @@ class MovedProgram:
 
 def alike(
     known: Mapping[int, int], programs: Mapping[int, StepProgram], mesh: Mesh, world_size: int
-) -> np.ndarray:
-    """A number for every rank of the world, equal for those whose times are equal; -1 for ranks not known."""
+) -> tuple[np.ndarray, bool]:
+    """A number for every rank of the world, equal for those whose times are equal; -1 for ranks not known.
+
+    And whether all that differs was told apart.
+    """
     shown = np.full(world_size, -1, np.int64)
     shown[list(known)] = list(known.values())
     kinds = np.unique(shown, return_inverse=True)[1].reshape(-1)
@@ -66,16 +69,17 @@ def alike(
         for rank in sorted(set(known.values()))
     ]
     told = _told_apart(kinds, shown, moved, by_groups=True)
-    if told.max(initial=0) >= _MOST_KINDS:
+    is_exact = bool(told.max(initial=0) < MOST_KINDS)
+    if not is_exact:
         told = _told_apart(kinds, shown, moved, by_groups=False)
-    return np.where(shown < 0, -1, told)
+    return np.where(shown < 0, -1, told), is_exact
 
 
 def _told_apart(
     kinds: np.ndarray, shown: np.ndarray, moved: list[MovedProgram], *, by_groups: bool
 ) -> np.ndarray:
     n_before, n_kinds = -1, int(kinds.max(initial=-1)) + 1
-    while n_before < n_kinds and (n_kinds <= _MOST_KINDS or not by_groups):
+    while n_before < n_kinds and (n_kinds <= MOST_KINDS or not by_groups):
         numbers = np.where(shown < 0, np.uint64(0), _scattered(kinds))
         seen = numbers.copy()
         for each in moved:

@@ -44,13 +44,15 @@ class Player:
 class Cast:
     players: tuple[Player, ...]
     image: Mapping[int, int]  # every known rank of the world -> the player that stands for it
+    is_exact: bool = True  # False: there are more than MOST_KINDS kinds of ranks, and some share a player
 
 
 def cast_of(programs: Mapping[int, StepProgram], representative: Mapping[int, int], world_size: int) -> Cast:
     """Choose the players; ranks whose representative has no program are left out."""
     known = {rank: shown for rank, shown in representative.items() if shown in programs}
     mesh = mesh_of(programs[min(programs)].groups, world_size)
-    kinds = alike(known, programs, mesh, world_size).tolist()
+    numbers, is_exact = alike(known, programs, mesh, world_size)
+    kinds = numbers.tolist()
     chosen: dict[int, int] = {}
     for rank in sorted(known, key=lambda rank: (known[rank] != rank, rank)):  # simulated ranks first
         chosen.setdefault(kinds[rank], rank)
@@ -59,7 +61,7 @@ def cast_of(programs: Mapping[int, StepProgram], representative: Mapping[int, in
         _player(MovedProgram(np.array([rank]), programs[known[rank]], mesh), image, mesh)
         for rank in sorted(chosen.values())
     )
-    return Cast(players, image)
+    return Cast(players, image, is_exact)
 
 
 def _player(moved: MovedProgram, image: Mapping[int, int], mesh: Mesh) -> Player:

@@ -52,6 +52,11 @@ class RankClasses:
         survey.block(0, len(survey.mesh.axes))
         return tuple(sorted(survey.missing))
 
+    @property
+    def n_overlooked(self) -> int:
+        """Positions in the mesh that a group singles out and that were not looked at for it: there were too many."""
+        return self._mesh().n_overlooked
+
     def learn(self, talk: RankTalk | None, rank: int) -> None:
         """Take in a simulated rank, asked for or not. None: it failed, and is in no class with one that did not."""
         self._talks[rank] = talk

@@ -35,6 +35,7 @@ class Mesh:
     """Axes from the innermost to the outermost; their sizes multiply to the world's."""
 
     axes: tuple[Axis, ...]
+    n_overlooked: int = 0  # positions that a group singles out, and that were too many to be anchors
 
     def digits(self, ranks: Sequence[int]) -> np.ndarray:
         """Positions of each rank: a row per rank, a column per axis."""
@@ -59,7 +60,10 @@ def mesh_of(groups: Iterable[tuple[int, ...]], world_size: int) -> Mesh:
     is_chain = all(larger % smaller == 0 for smaller, larger in pairwise(chain))
     if not is_chain or not all(_is_product(mesh.digits(group)) for group in groups):
         mesh = _mesh(sorted({1, world_size}))
-    return Mesh(tuple(_anchored(axis, i, mesh, groups) for i, axis in enumerate(mesh.axes)))
+    partial = [_partial(axis, i, mesh, groups) for i, axis in enumerate(mesh.axes)]
+    axes = tuple(map(_anchored, mesh.axes, partial))
+    singled_out = [set().union(*map(np.ndarray.tolist, positions)) for positions in partial]
+    return Mesh(axes, sum(len(all - set(axis.anchors)) for all, axis in zip(singled_out, axes, strict=True)))
 
 
 def pattern_of(group: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], bytes]:
@@ -97,10 +101,14 @@ def _is_product(digits: np.ndarray) -> bool:
     return prod(len(np.unique(column)) for column in digits.T) == len(digits)
 
 
-def _anchored(axis: Axis, i: int, mesh: Mesh, groups: list[tuple[int, ...]]) -> Axis:
+def _partial(axis: Axis, i: int, mesh: Mesh, groups: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """The positions of every group that takes only part of an axis."""
+    positions = (np.unique(mesh.digits(group)[:, i]) for group in groups)
+    return [each for each in positions if 1 < len(each) < axis.size]
+
+
+def _anchored(axis: Axis, partial: list[np.ndarray]) -> Axis:
     found: set[int] = set()
-    partial = (np.unique(mesh.digits(group)[:, i]) for group in groups)
-    partial = [positions for positions in partial if 1 < len(positions) < axis.size]
     for positions in partial[:_MOST_GROUPS]:
         few = np.linspace(0, len(positions) - 1, min(len(positions), _MOST_ANCHORS)).astype(int)
         found |= set(positions[few].tolist())

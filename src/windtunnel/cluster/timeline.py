@@ -40,6 +40,7 @@ class WorldTimeline:
     image: Mapping[int, int]  # every known rank -> the player that stands for it
     n_unmet: int  # calls whose peers never came: they were let through when nothing else could go on
     n_alone: int  # sends and receives whose other end was not simulated
+    is_exact: bool = True  # False: more kinds of ranks than are told apart, see `Cast`
 
 
 def replay_world(
@@ -50,7 +51,7 @@ def replay_world(
     stage = _Stage(cast)
     stage.play()
     ranks = {rank.player.rank: rank.timeline() for rank in stage.ranks}
-    return WorldTimeline(ranks, cast.image, stage.n_unmet, stage.n_alone)
+    return WorldTimeline(ranks, cast.image, stage.n_unmet, stage.n_alone, cast.is_exact)
 
 
 class _Signal:

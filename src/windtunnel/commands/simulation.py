@@ -41,6 +41,10 @@ __all__ = ["Simulation", "isolation_of", "simulate", "summarise"]
 
 Tell = Callable[[str], None]
 
+_OVERLOOKED = (
+    "process groups without a regular pattern single out {:,} ranks more than were looked at: they are taken to do the"
+    " work of their neighbours; --ranks all simulates every rank"
+)
 _FEW_RANKS = 4  # each of which gets a picture
 
 
@@ -116,6 +120,8 @@ def _simulate(
         findings = _with_remarks(outcome)
         representative = choice.representatives() if outcome.is_whole else {}
         reported, representative = _reported(request, findings, representative, outcome)
+        if representative and choice.n_overlooked and 0 in reported:
+            reported[0] = _noted(reported[0], (_OVERLOOKED.format(choice.n_overlooked),))
         mismatches = () if outcome.is_interrupted else _mismatches(request, reported, representative)
         is_interrupted = outcome.is_interrupted
         if request.writes_page or request.level >= 3:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.cluster.alike import MOST_KINDS
 from windtunnel.cluster.data_shards import n_data_shards, shared_groups
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
@@ -223,7 +224,14 @@ def _notes(
         named = ", ".join(
             f"{name} ({100 * s:.0f} %)" for name, s in list(shown.unsettled.items())[:_MOST_NAMED]
         )
-        notes.append(f"these measurements did not settle (spread between the quartiles): {named}")
+        n_more = len(shown.unsettled) - _MOST_NAMED
+        more = f" and {n_more} more" if n_more > 0 else ""
+        notes.append(f"these measurements did not settle (spread between the quartiles): {named}{more}")
+    if not world.is_exact:
+        notes.append(
+            f"ranks that differ only in whom they meet are more than {MOST_KINDS:,} kinds: those of one kind of work share"
+            " one time"
+        )
     if world.n_alone:
         notes.append(
             f"{world.n_alone} sends and receives have a peer that was not simulated and is taken to be ready;"

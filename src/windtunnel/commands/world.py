@@ -44,6 +44,8 @@ _GRACE_S = 6.0  # for a rank to close its recording after an interrupt
 class Choice(Protocol):
     """Which ranks to simulate; `cluster.classes.RankClasses` is one."""
 
+    n_overlooked: int  # positions that may differ, and that there were too many of to look at
+
     def wanted(self) -> tuple[int, ...]: ...
 
     def learn(self, talk: RankTalk | None, rank: int) -> None: ...
@@ -53,6 +55,8 @@ class Choice(Protocol):
 
 class ChosenRanks:
     """Exactly these ranks, each standing for itself."""
+
+    n_overlooked = 0
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks

@@ -33,12 +33,16 @@ for name in args.models:
     else:
         model = MODELS[name]().cuda()
         batch = torch.randn(args.batch_size, 3, 224, 224, device="cuda")
-    n_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    print(name, json.dumps({"tensors": len(list(model.parameters())), "bytes": n_bytes}), flush=True)
+    facts = {
+        "tensors": len(list(model.parameters())),
+        "bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+    }
     model = DistributedDataParallel(model, device_ids=[local])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(args.steps):
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    print(name, json.dumps(facts | {"peak": torch.cuda.max_memory_allocated()}), flush=True)
     del model, optimizer
+    torch.cuda.reset_peak_memory_stats()
