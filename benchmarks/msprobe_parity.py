@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 if __package__ in (None, ""):  # run by the other Python, as a file
     sys.path.insert(0, str(ROOT))
 
+from tests.probe.arithmetic import fingerprint  # noqa: E402
 from tests.probe.parity_cases import CASES, extract, file_name, run_case  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "probe" / "golden"
@@ -72,7 +73,10 @@ def run_all(tool: str, names: list[str], folder: Path) -> int:
         if child == 0:
             status = 1
             try:
-                run_case(CASES[name], folder / file_name(name).removesuffix(".json"), PrecisionDebugger)
+                case_folder = folder / file_name(name).removesuffix(".json")
+                case_folder.mkdir(parents=True, exist_ok=True)
+                (case_folder / "arithmetic").write_text(fingerprint(CASES[name]))
+                run_case(CASES[name], case_folder, PrecisionDebugger)
                 status = 0
             finally:
                 sys.stderr.flush()
@@ -94,7 +98,7 @@ def report(names: list[str], folder: Path, python: str, renews_golden: bool) -> 
         theirs = extract(folder / "msprobe" / stem / "dump", CASES[name].keeps)
         ours = extract(folder / "windtunnel" / stem / "dump", CASES[name].keeps)
         if renews_golden:
-            write_golden(name, theirs)
+            write_golden(name, theirs, (folder / "msprobe" / stem / "arithmetic").read_text())
         found = differences(CASES[name], theirs, ours)
         total["values compared"] += found.n_compared
         total["differences"] += len(found.wrong)
@@ -113,12 +117,12 @@ def report(names: list[str], folder: Path, python: str, renews_golden: bool) -> 
     return 1 if total["differences"] else 0
 
 
-def write_golden(name: str, extracted: dict) -> None:
+def write_golden(name: str, extracted: dict, arithmetic: str) -> None:
     """One entry per line: readable, and small in a diff."""
     import torch
 
     GOLDEN.mkdir(exist_ok=True)
-    made = {"msprobe": "26.2.0", "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    made = {"msprobe": "26.2.0", "torch": torch.__version__, "arithmetic": arithmetic}
     lines = ["{", f' "made_with": {json.dumps(made)},']
     for step, content in extracted.items():
         lines.append(f' "{step}": {{')
