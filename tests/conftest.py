@@ -1,0 +1,36 @@
+"""An order of chance, when asked for: `pytest --shuffle 7` finds a test that leans on the one before it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="run the tests in an order of chance, the same for the same seed",
+    )
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Shuffle files, and the tests within each: what a file makes once for all its tests is still made once."""
+    seed = config.getoption("shuffle")
+    if seed is None:
+        return
+    chance = random.Random(seed)  # every worker of xdist has to find the same order
+    files: dict[Any, list[Any]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    groups = list(files.values())
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    items[:] = [item for group in groups for item in group]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    if config.getoption("shuffle") is not None:
+        terminalreporter.write_line(f"in the order of --shuffle {config.getoption('shuffle')}")
