@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.probe.probing import make_debugger, probe, read_dump
 from windtunnel.errors import UsageError
+from windtunnel.probe import method_swap
 from windtunnel.pytorch import PrecisionDebugger
 
 
@@ -210,14 +211,33 @@ def test_functions_change_nothing_and_are_clean_afterwards(tmp_path):
         (gradient,) = torch.autograd.grad(cube(x.sin(), 3).sum(), x)
         return gradient
 
-    plain, code = gradient(), torch.autograd.Function.apply.__func__.__code__
+    plain, before = gradient(), state_of_apply()
     debugger = make_debugger(tmp_path)
     debugger.start()
     assert torch.equal(gradient(), plain)
-    assert torch.autograd.Function.apply.__func__.__code__ is not code
+    assert state_of_apply() != before
     debugger.stop()
-    assert torch.autograd.Function.apply.__func__.__code__ is code
+    assert state_of_apply() == before
     assert torch.equal(gradient(), plain)
+
+
+def state_of_apply():
+    """What collecting exchanges: the code of a function of Python, or what a method of C leads to."""
+    apply = torch.autograd.Function.apply
+    if hasattr(apply, "__func__"):
+        return id(apply.__func__.__code__)
+    return method_swap.is_swapped()
+
+
+@pytest.mark.skipif(hasattr(torch.autograd.Function.apply, "__func__"), reason="this torch has apply in Python")
+def test_without_the_extension_functions_called_by_their_class_are_units(tmp_path, monkeypatch):
+    monkeypatch.setattr("windtunnel.probe.torch_functions.method_swap", None)
+    before = vars(torch.autograd.Function)["apply"]
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    dump = probe(tmp_path, lambda: Cube.apply(x, 2).sum().backward(), level="L1")
+    assert dump.names("Function.") == ["Function.Cube.0.forward", "Function.Cube.0.backward"]
+    assert dump.tensors("Function.Cube.0.backward", "output")[0].tolist() == [6, 24]
+    assert vars(torch.autograd.Function)["apply"] is before
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -11,13 +11,13 @@ saved tensors to torch.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from windtunnel import torch_custom_saves
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.torch_calls import CallRecorder
 from windtunnel.capture.torch_storage import SimStorage, attach, new_storage, sim_of
@@ -29,7 +29,6 @@ Tensor = torch.Tensor
 _SAVE, _LOAD, _UNSAVE = int(Kind.SAVE), int(Kind.LOAD), int(Kind.UNSAVE)
 _MADE_FOR_THIS = 1
 _SMALL = 1 << 12  # bytes of known values below which nobody would evict them
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _strong = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
 
@@ -42,6 +41,7 @@ def install_saves(recorder: Recorder) -> None:
     calls = CallRecorder(recorder)
     engine = torch.autograd.Variable._execution_engine
     torch.autograd.Variable._execution_engine = _Engine(engine, calls)  # type: ignore[assignment]
+    torch_custom_saves.watch()
     torch._C._autograd._push_saved_tensors_default_hooks(_pack, _unpack)
     calls.start()
 
@@ -121,10 +121,12 @@ class _Handle:
 
 
 def _pack(tensor: Tensor) -> Tensor | _Handle:
+    is_custom = torch_custom_saves.is_custom(tensor)
     if tensor.is_leaf and tensor.requires_grad:
         return tensor
     sim = sim_of(tensor)
-    if sim is None or not _can_be_made_again(tensor, sim):
+    # What a custom function saves may have been written by kernels torch does not see.
+    if sim is None or is_custom or not _can_be_made_again(tensor, sim):
         # Not the tensor itself: one that is saved by the node that made it would keep that node alive.
         return tensor.detach() if tensor.requires_grad else tensor
     kept = _kept.get(sim.key)
@@ -147,11 +149,7 @@ def _can_be_made_again(tensor: Tensor, sim: SimStorage) -> bool:
     if type(tensor) is not Tensor or tensor.is_conj() or tensor.is_neg():
         return False  # more than a storage and its geometry
     base = tensor._base if tensor._is_view() else None
-    if base is not None and base.is_leaf and base.requires_grad:
-        return False  # a view of a weight
-    # What a custom function saves may have been written by kernels torch does not see.
-    caller = sys._getframe(1).f_back  # of _pack; none in a thread of the autograd engine
-    return caller is None or caller.f_code is not _APPLY
+    return base is None or not (base.is_leaf and base.requires_grad)  # a view of a weight
 
 
 def _unpack(saved: Tensor | _Handle) -> Tensor:

@@ -3,8 +3,9 @@
     MyFunction.apply(x) ──> inputs ──> its forward, APIs inside not recorded ──> "Function.MyFunction.0.forward"
     loss.backward()     ──> its backward, APIs inside not recorded          ──> "Function.MyFunction.0.backward"
 
-`apply` is often bound to a name when a file is imported, so its code is exchanged and not the attribute. Functions
-that only carry other code (checkpoints, those of torch itself) stay open: what runs inside is recorded as ever.
+`apply` is often bound to a name when a file is imported, so its code is exchanged and not the attribute: by
+`code_swap` where torch has it in Python, by `method_swap` where it is C. Functions that only carry other code
+(checkpoints, those of torch itself) stay open: what runs inside is recorded as ever.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from windtunnel.probe.collector import Collector
 from windtunnel.probe.scopes import Scopes
 from windtunnel.probe.torch_calls import CallWriter, OpenCall
 from windtunnel.probe.torch_thread_stack import hidden, is_on
+
+try:
+    from windtunnel.probe import method_swap
+except ImportError:  # not built: a name that was bound to an `apply` of C before `start` is not recorded
+    method_swap = None
 
 __all__ = ["FunctionUnits"]
 
@@ -37,15 +43,42 @@ class FunctionUnits:
         self.scopes = scopes
         self.modes = tuple(modes)
         self._swaps = CodeSwaps()
+        self._restore_apply: Callable[[], None] = _nothing
 
     def install(self, model: Any = None) -> None:
-        self._swaps.swap(torch.autograd.Function.apply.__func__, self._apply)
+        self._swap_apply()
         for name in ("apply", "apply_boxed"):
             if name in vars(BackwardCFunction):
                 self._swaps.swap(vars(BackwardCFunction)[name], self._run_backward)
 
     def remove(self) -> None:
         self._swaps.restore()
+        restore, self._restore_apply = self._restore_apply, _nothing
+        restore()
+
+    def _swap_apply(self) -> None:
+        apply = torch.autograd.Function.apply
+        if hasattr(apply, "__func__"):  # a function of Python
+            self._swaps.swap(apply.__func__, self._apply)
+            return
+        is_swapped = False if method_swap is None else method_swap.swap(apply, self._apply)
+        if is_swapped:
+            self._restore_apply = method_swap.restore
+        elif is_swapped is False:
+            self._replace_apply()
+
+    def _replace_apply(self) -> None:
+        plain = vars(torch.autograd.Function)["apply"]
+
+        def apply(kind: type, *args: Any, **kwargs: Any) -> Any:
+            return self._apply(lambda kind, *a, **k: plain.__get__(None, kind)(*a, **k), (kind, *args), kwargs)
+
+        def restore() -> None:
+            if vars(torch.autograd.Function)["apply"] is ours:
+                torch.autograd.Function.apply = plain
+
+        ours = torch.autograd.Function.apply = classmethod(apply)
+        self._restore_apply = restore
 
     def end_step(self) -> None:
         """Nothing is left after stop."""
@@ -91,6 +124,10 @@ class FunctionUnits:
             return original(*args, **kwargs)
         with hidden(*self.modes):
             return original(*args, **kwargs)
+
+
+def _nothing() -> None:
+    """What is to be undone if nothing was done."""
 
 
 def _is_open(kind: type | None) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch as dispatch
 
+from windtunnel import torch_custom_saves
+
 __all__ = ["Interception"]
 
 
@@ -37,6 +39,7 @@ class Interception:
         if self.is_on:
             return
         self.is_on = True
+        torch_custom_saves.watch()
         torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)
         self.resume()
         self._engine = torch.autograd.Variable._execution_engine
@@ -51,6 +54,7 @@ class Interception:
         self.rest()
         # Someone else's hooks on top of ours will be taken off by them; ours, below, then only pass through.
         self._pop_hooks()
+        torch_custom_saves.unwatch()
         door = torch.autograd.Variable._execution_engine
         if isinstance(door, _Door) and door.interception is self:
             torch.autograd.Variable._execution_engine = self._engine

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 
+from windtunnel import torch_custom_saves
 from windtunnel.remat.torch_recipe import LiveValue, rebuild
 from windtunnel.remat.torch_recorder import value_of
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from windtunnel.remat.torch_runtime import Runtime
 
 __all__ = ["SavedTensors"]
-
-_FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
 class Kept:
@@ -59,6 +58,7 @@ class SavedTensors:
         self._released: deque[tuple[LiveValue, int]] = deque()
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        is_custom = torch_custom_saves.is_custom(tensor)
         if not (tensor.is_leaf and tensor.requires_grad):
             # A node that saves its own result gives us the result itself: kept as it is, it would keep its node for
             # ever. And what needs no gradient comes as the program's own tensor: dropping that frees nothing. Detached
@@ -80,7 +80,7 @@ class SavedTensors:
         if not isinstance(value, LiveValue):
             return Kept(tensor)
         with self._runtime.lock:
-            if _is_in_custom_function(sys._getframe().f_back):
+            if is_custom:
                 # A custom function may have written into it with kernels torch does not see: it stays, and what was
                 # computed from it before is never computed again from this memory.
                 self._runtime.overwritten(tensor)
@@ -132,10 +132,6 @@ class SavedTensors:
             value.slots.pop(key, None)
             value.overwritten.pop(key, None)
             self._runtime.engine.unsave(value)
-
-
-def _is_in_custom_function(frame: Any) -> bool:
-    return frame is not None and frame.f_code is _FUNCTION_APPLY
 
 
 def _check_version(tensor: torch.Tensor, expected: int) -> None:

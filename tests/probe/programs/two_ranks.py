@@ -18,9 +18,10 @@ from torch.distributed import all_reduce  # bound before there is a debugger
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from windtunnel.probe import method_swap
 from windtunnel.pytorch import PrecisionDebugger
 
-WATCHED = (dist.all_reduce, dist.isend, dist.all_gather_into_tensor, torch.autograd.Function.apply.__func__)
+WATCHED = (dist.all_reduce, dist.isend, dist.all_gather_into_tensor)
 
 
 def main(rank: int, folder: Path) -> dict:
@@ -40,6 +41,8 @@ def main(rank: int, folder: Path) -> dict:
 def _traces() -> list:
     """What collecting may not change for good."""
     code = [id(inspect.unwrap(function).__code__) for function in WATCHED]
+    apply = torch.autograd.Function.apply
+    code.append(id(apply.__func__.__code__) if hasattr(apply, "__func__") else method_swap.is_swapped())
     return [*code, str(inspect.signature(dist.all_reduce)), id(vars(dist.Work)["wait"])]
 
 
