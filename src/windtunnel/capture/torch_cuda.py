@@ -289,6 +289,8 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.backends.cudnn.is_available = lambda: True  # type: ignore[assignment]
     torch.backends.cudnn.version = lambda: 91600  # type: ignore[assignment]
+    # A recurrent layer would have a CUDA build pack its weights by a kernel of cuDNN, which wants a real card.
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # type: ignore[assignment]
     torch.backends.cuda.is_built = lambda: True  # type: ignore[assignment]
     nvtx = torch.cuda.nvtx
     nvtx.range_push = lambda message: 0  # type: ignore[assignment]

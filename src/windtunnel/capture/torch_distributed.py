@@ -53,6 +53,9 @@ def install_distributed(rank: int, world_size: int, mail: Mail | None, stops_ear
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
         _replace(name, lambda: True)
     _replace("is_backend_available", lambda backend: True)
+    if hasattr(c10d, "_maybe_attach_flight_recorder"):
+        # It asks torch's C++ for the name of the group, which has one only if a backend of C++ is in it.
+        _replace("_maybe_attach_flight_recorder", lambda *args: None)
     for name in ("TCPStore", "FileStore"):
         _replace(name, SimulatedStore)
     _aim_functional_collectives()

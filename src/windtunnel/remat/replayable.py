@@ -62,7 +62,8 @@ _STATEFUL = frozenset(
 )
 # In-place operators whose names do not say so.
 _SILENT_WRITES = frozenset(
-    {"_flash_attention_forward_no_dropout_inplace", "record_stream", "retain_grad", "set_data"}
+    """_cudnn_attention_forward_no_dropout_inplace _flash_attention_forward_no_dropout_inplace record_stream
+    retain_grad set_data""".split()
 )
 # Results that share memory with an argument; reshape and its like do so when they can.
 _VIEWS = frozenset(
