@@ -213,7 +213,7 @@ def test_safetensors_are_not_written_as_if_they_were_real(safetensors_file, tmp_
         from safetensors import safe_open
         from safetensors.torch import load, load_file, save, save_file, save_model
 
-        state = {"w": torch.zeros(1000, 4, device="cuda")[:300]}
+        state = {"w": torch.randn(100_000, 4, device="cuda")[:300]}
         save_file(state, safetensors_file)
         save_file(state, tmp_path / "new.safetensors")
         save_model(nn.Linear(4, 4).cuda(), str(tmp_path / "model.safetensors"))

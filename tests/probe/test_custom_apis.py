@@ -229,7 +229,9 @@ def state_of_apply():
     return method_swap.is_swapped()
 
 
-@pytest.mark.skipif(hasattr(torch.autograd.Function.apply, "__func__"), reason="this torch has apply in Python")
+@pytest.mark.skipif(
+    hasattr(torch.autograd.Function.apply, "__func__"), reason="this torch has apply in Python"
+)
 def test_without_the_extension_functions_called_by_their_class_are_units(tmp_path, monkeypatch):
     monkeypatch.setattr("windtunnel.probe.torch_functions.method_swap", None)
     before = vars(torch.autograd.Function)["apply"]

@@ -1,6 +1,6 @@
 """Exporting a model: TorchScript files, ONNX and `torch.export`, of tensors that have no bytes.
 
-    torch.jit.save, torch.onnx.export, torch.export.save ──> said, a small marker file unless something is there already
+    torch.jit.save, torch.onnx.export, torch.export.save ──> a file that says it holds no weights, and how large they are
     torch.jit.load(real file, map_location="cuda")       ──> its shapes and dtypes on the simulated device
     torch.export.export                                  ──> as it is: fake tensors of a card are of the simulated backend
 
@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from windtunnel.capture import torch_storage as store
 from windtunnel.capture.torch_named_device import is_simulated_device, resolve_device, simulate
+from windtunnel.capture.torch_pickling import storage_name
 from windtunnel.capture.torch_storage import sim_of, world
-from windtunnel.units import format_bytes
 
 __all__ = ["NeedsValues", "install_exports"]
 
@@ -198,10 +198,10 @@ class _Program:
     """What torch.onnx.export returns of a model without values: it can be saved, and nothing else."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self._n_tensors, self._n_bytes = len(tensors), _n_bytes(tensors)
+        self._marker = _marker(tensors)
 
     def save(self, destination: Any, **_: Any) -> None:
-        _leave_marker("torch.onnx.export", destination, self._n_tensors, self._n_bytes)
+        _write_marker("torch.onnx.export", destination, self._marker)
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsValues(f"{name} of an ONNX program", "needs the weights of the model")
@@ -221,30 +221,32 @@ def _save_exported(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pretend(what: str, target: Any, tensors: list[Tensor]) -> None:
-    _leave_marker(what, target, len(tensors), _n_bytes(tensors))
+    """Write a file that says what it is, and names the storages a real one would hold."""
+    _write_marker(what, target, _marker(tensors))
 
 
-def _leave_marker(what: str, target: Any, n_tensors: int, n_bytes: int) -> None:
-    """Say that nothing was written, and leave a marker where no file is: an existing one is never replaced."""
-    is_path = isinstance(target, (str, os.PathLike))
-    place = target if is_path else "a stream"
-    world.recorder.notice(
-        f"{what} wrote nothing to {place}: its {n_tensors} tensors ({format_bytes(n_bytes)}) have no values"
-    )
-    if not is_path:
-        target.write(_MARKER)
+def _marker(tensors: list[Tensor]) -> bytes:
+    return _MARKER + "".join(dict.fromkeys(map(storage_name, tensors))).encode()
+
+
+def _write_marker(what: str, target: Any, marker: bytes) -> None:
+    world.recorder.notice(f"{what} wrote a file without weights: they have no values in a dry run")
+    if not isinstance(target, (str, os.PathLike)):
+        target.write(marker)
         return
     path = Path(target)
     if not path.parent.is_dir():
         raise RuntimeError(f"Parent directory {path.parent} does not exist.")  # torch's own words
-    if not path.exists():
-        path.write_bytes(_MARKER)
+    path.write_bytes(marker)
 
 
 def _is_marker(f: Any) -> bool:
     if isinstance(f, (str, os.PathLike)):
         path = Path(f)
-        return path.is_file() and path.stat().st_size == len(_MARKER) and path.read_bytes() == _MARKER
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_MARKER)) == _MARKER
     if not hasattr(f, "seek"):
         return False
     at = f.tell()
@@ -263,7 +265,3 @@ def _tensors_in(values: Any) -> list[Tensor]:
 
 def _simulated(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if sim_of(tensor) is not None]
-
-
-def _n_bytes(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -21,7 +21,14 @@ from windtunnel.capture.torch_storage import CPU, attach, new_storage, sim_of, w
 from windtunnel.capture.torch_values import values_of
 from windtunnel.isolation.changes import SIMULATED_STORAGE
 
-__all__ = ["describing_views", "find_simulated", "install_pickling", "loading_onto", "rebuild_simulated"]
+__all__ = [
+    "describing_views",
+    "find_simulated",
+    "install_pickling",
+    "loading_onto",
+    "rebuild_simulated",
+    "storage_name",
+]
 
 Tensor = torch.Tensor
 _NOT_A_DRY_RUN = "this tensor was written by a dry run: it has a shape and no values"
@@ -81,15 +88,17 @@ def _description(tensor: Tensor) -> tuple[Any, ...]:
         is_parameter,
         values,
         os.getpid(),
-        _name(tensor, sim, values),
+        storage_name(tensor, values),
     )
 
 
-def _name(tensor: Tensor, sim: store.SimStorage, values: Tensor | None) -> str:
-    """What a real file would hold of this tensor beyond the values that this one has.
+def storage_name(tensor: Tensor, values: Tensor | None = None) -> str:
+    """What a real file would hold of a simulated tensor beyond the values that this one has.
 
     That is its storage, once for all its views, or in some formats the view.
     """
+    sim = sim_of(tensor)
+    assert sim is not None
     number, n_bytes = f"{os.getpid()}.{sim.id}", sim.n_bytes
     if describing_views.is_on:
         number += f".{tensor.storage_offset()}.{tensor.numel()}"

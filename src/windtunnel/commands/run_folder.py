@@ -18,7 +18,7 @@ _FILES_OF_RUN = (
 )  # fmt: skip
 _FILES_OF_RANK = (
     "run.log", "recording.arrows", "memory.png", "memory.svg", "memory_block.csv", "snapshot.pickle",
-    "trace_view.json", "task.json",
+    "trace_view.json", "task.json", "crash.txt",
 )  # fmt: skip
 
 

@@ -71,7 +71,9 @@ class FunctionUnits:
         plain = vars(torch.autograd.Function)["apply"]
 
         def apply(kind: type, *args: Any, **kwargs: Any) -> Any:
-            return self._apply(lambda kind, *a, **k: plain.__get__(None, kind)(*a, **k), (kind, *args), kwargs)
+            return self._apply(
+                lambda kind, *a, **k: plain.__get__(None, kind)(*a, **k), (kind, *args), kwargs
+            )
 
         def restore() -> None:
             if vars(torch.autograd.Function)["apply"] is ours:
