@@ -21,7 +21,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": {"events"},
     "timing": {"events"},
     "remat": {"events", "memory", "timing"},
-    "isolation": set(),
     "probe": set(),
     "report": {"cluster", "events", "isolation", "memory", "probe", "remat", "timing"},
     "commands": {"capture", "cluster", "events", "isolation", "memory", "probe", "remat", "report", "timing"},
