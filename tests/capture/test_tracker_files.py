@@ -13,6 +13,7 @@ from tests.capture.tracker_output import (
     WEIGHT_ROW,
     written,
 )
+from windtunnel.capture import tracker_files
 from windtunnel.capture.tracker_files import read_blocks, read_communication, read_tasks
 from windtunnel.capture.tracker_graph import read_operators
 from windtunnel.capture.tracker_marks import Mark, MarkWriter, read_marks
@@ -43,6 +44,14 @@ def test_a_file_of_an_older_mindspore_has_fewer_columns(tmp_path):
 def test_reading_ends_where_a_killed_program_stopped_writing(tmp_path):
     path = written(tmp_path / "b.csv", BLOCK_HEADER + BLOCK_ROW + WEIGHT_ROW[:40])
     assert [block.start for block in read_blocks(path)] == [8]
+
+
+def test_a_line_too_long_to_read_is_not_taken_for_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracker_files, "LONGEST_LINE", len(BLOCK_HEADER))
+    text = BLOCK_HEADER + BLOCK_ROW.replace("Dense", "Dense" * 100)
+    path = written(tmp_path / "b.csv", text)
+    with pytest.raises(CorruptFile, match=rf"line 2 has {len(BLOCK_HEADER)} characters or more"):
+        list(read_blocks(path))
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,14 @@ def test_too_many_kinds_are_told_apart_by_messages_only(monkeypatch):
             *([receive(rank - 4, 1)] if rank > 3 else []),
         ]
         programs[rank] = program(rank, steps, each.groups)
-    monkeypatch.setattr(alike, "_MOST_KINDS", 3)
+    monkeypatch.setattr(alike, "MOST_KINDS", 3)
     cast = cast_of(programs, shown, 12)
     assert [player.rank for player in cast.players] == [0, 3, 4, 7, 8, 11]
     assert all(peer in cast.image.values() for player in cast.players for peer in player.peers.values())
+
+
+def test_more_kinds_than_are_told_apart_is_said(monkeypatch):
+    programs, shown = pipeline(4, 6, slow_replica=2)
+    assert cast_of(programs, shown, 24).is_exact
+    monkeypatch.setattr(alike, "MOST_KINDS", 2)
+    assert not cast_of(programs, shown, 24).is_exact

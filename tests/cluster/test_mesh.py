@@ -52,3 +52,9 @@ def test_patterns_forget_where_a_group_lies():
     assert pattern_of((0, 2, 4, 6), mesh) == pattern_of((9, 11, 13, 15), mesh)
     different = [(0, 1), (0, 2), (0, 8), (0, 2, 4, 6), (2, 4)]
     assert len({pattern_of(group, mesh) for group in different}) == len(different)
+
+
+def test_positions_that_are_too_many_to_look_at_are_counted():
+    assert mesh_of([(0, 1, 2)], 8).n_overlooked == 0
+    assert mesh_of([tuple(range(20))], 64).n_overlooked == 12
+    assert mesh_of([(0, i) for i in range(3, 40, 2)], 64).n_overlooked == 3

@@ -1,0 +1,92 @@
+"""Every limit of the simulated world that a program can meet says so, with its number."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.capture.simulated import simulate
+from windtunnel.capture import torch_program, torch_values
+from windtunnel.capture.explain import explain
+
+
+def test_whole_numbers_keep_their_values_in_any_amount():
+    def program():
+        ids = torch.arange(1_000_000).cuda()
+        pixels = torch.full((3, 500_000), 7, dtype=torch.uint8).cuda()
+        return ids[-3:].tolist(), pixels.max().item(), ids.cpu().sum().item()
+
+    result = simulate(program)
+    assert result.answer == ([999_997, 999_998, 999_999], 7, 499_999_500_000)
+    assert result.unknown_values == []
+    assert result.notices == []
+
+
+def test_values_beyond_what_is_kept_in_all_are_let_go_and_that_is_said():
+    def program():
+        torch_values.KEPT_BYTES = 3 << 20
+        kept = torch.arange(250_000).cuda()
+        lost = torch.arange(250_000).cuda()
+        first = kept[5].item(), lost[5].item()
+        del kept, lost
+        return first, torch.arange(250_000).cuda()[5].item()  # what was given back can be used again
+
+    result = simulate(program)
+    assert result.answer == ((5, 1), 5)
+    assert len(result.unknown_values) == 1
+    (said,) = result.notices
+    assert said.startswith(
+        "the values of whole numbers on the device are kept up to 3.00 MiB in all: those of 1.91 MiB at"
+    )
+    assert "test_limits.py:" in said
+
+
+def test_a_graph_of_very_many_modules_says_that_the_first_are_forgotten():
+    def program():
+        torch_program._Spans.KEEP = 100
+        layer = nn.Linear(4, 4, device="cuda")
+        x = torch.randn(2, 4, device="cuda")
+        for _ in range(200):
+            x = layer(x)
+        x.sum().backward()
+
+    result = simulate(program)
+    assert [n for n in result.notices if "more than 50 calls of modules" in n] == result.notices != []
+
+
+def test_groups_that_begin_and_end_alike_have_letters_of_their_own():
+    def program():
+        dist.init_process_group("gloo")
+        members = [(0, 1, 2, 3, 7), (0, 1, 4, 5, 7), (0, 1, 2, 3, 7)]
+        return [dist.new_group(list(ranks))._key for ranks in members]
+
+    assert len(set(simulate(program, world_size=8).answer)) == 3
+
+
+def test_a_rank_given_twice_is_named_in_a_group_of_any_size():
+    def program():
+        dist.init_process_group("gloo")
+        dist.new_group([*range(40), 39])
+
+    result = simulate(program, world_size=64, is_ok=False)
+    assert "a process group of 41 ranks was given rank 39 more than once" in result.error
+
+
+def test_a_long_message_says_how_much_of_it_is_missing():
+    assert explain(ValueError("x" * 1000)).endswith("… (700 more characters in run.log)")
+    assert explain(ValueError("x" * 300)) == "the script raised ValueError: " + "x" * 300
+
+
+def test_a_condition_with_a_limit_beside_it_ends_its_loop():
+    def program():
+        unfinished = torch.ones(4, dtype=torch.int64, device="cuda")
+        for step in range(100):
+            is_end = torch.rand(4, device="cuda") > 0.5
+            is_end = is_end | torch.full((4,), step >= 7, device="cuda")
+            unfinished = unfinished & ~is_end
+            if unfinished.max() == 0:
+                return step
+        return None
+
+    assert simulate(program).answer == 7
