@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.isolation.forked import in_fork
 from windtunnel.isolation.guard import enter_guard
 from windtunnel.isolation.landlock import deny_writes
+
+from hypothesis import Phase
 
 FAST = [Phase.generate]
 NAMES = ("a", "b", "f", "to_a", "to_f", "nowhere")

@@ -236,8 +236,7 @@ def change(
     """Call truncate, chmod, utime and their like on a copy of the file."""
     if isinstance(path, int):
         real_path = path_of_descriptor(path)
-        is_plain_file = real_path.startswith("/") and find_info(real_path) is not None
-        if not is_plain_file or not tree.place(real_path, follow=False).is_real:
+        if not _is_on_real_disk(tree, real_path):
             function(path, *arguments, **more)
             return
         path = real_path
@@ -257,6 +256,13 @@ def _bare_place(tree: Tree, path: AnyPath, dir_fd: int | None) -> Place:
 
 def _says_folder(*paths: AnyPath) -> bool:
     return any(as_text(path).endswith("/") for path in paths)
+
+
+def _is_on_real_disk(tree: Tree, real_path: str) -> bool:
+    """Whether an open file is one that must not be changed: no pipe, no file in upper/ or of an allowed folder."""
+    if not real_path.startswith("/") or find_info(real_path) is None or tree.visible(real_path) != real_path:
+        return False
+    return not tree.place(real_path, follow=False).is_allowed
 
 
 def _as_given(path: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.isolation.changes import FileChange, size_of_file
+from windtunnel.isolation.changes import FileChange
 from windtunnel.isolation.real_files import REAL, find_info
 from windtunnel.isolation.shadow_tree import COPYING
 
@@ -74,20 +74,17 @@ def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
     for name in names:
         path, was_at = f"{folder}/{name}", f"{compared}/{name}"
         actual = trees.upper + path
-        info, real = REAL.lstat(actual), find_info(path)
-        before = None if real is None else _size(path)
-        source = trees.moved.get(path)
+        info, source = REAL.lstat(actual), trees.moved.get(path)
         if source is not None:
-            yield FileChange("moved", path, _size(actual), before, source)
+            yield FileChange("moved", path, _size(actual), _size(path), source)
             was_at = source
         if stat.S_ISDIR(info.st_mode):
-            if source is None and real is not None and not stat.S_ISDIR(real.st_mode):
-                yield FileChange("removed", path, None, before)
+            if source is None and _is_file(path):
+                yield FileChange("removed", path, None, _size(path))
             yield from _written(trees, path, was_at)
         elif source is None and not _is_equal(actual, was_at):
-            before = None if find_info(was_at) is None else _size(was_at)
-            what = "written" if before is None else "replaced"
-            yield FileChange(what, path, size_of_file(actual), before)
+            before = _size(was_at)
+            yield FileChange("written" if before is None else "replaced", path, _size(actual), before)
     if folder and (compared != folder or _is_hidden(trees, folder)):
         yield from _missing(trees, compared, set(names))
 
@@ -138,15 +135,18 @@ def _is_hidden(trees: _Trees, path: str) -> bool:
         return False
 
 
-def _size(path: str) -> int:
-    """Bytes of a real file, or of all that is in a real folder."""
+def _is_file(path: str) -> bool:
     info = find_info(path)
-    if info is None:
-        return 0
-    if not stat.S_ISDIR(info.st_mode):
-        return info.st_size
+    return info is not None and not stat.S_ISDIR(info.st_mode)
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a real file, or of all that is in a real folder; None where nothing is."""
+    info = find_info(path)
+    if info is None or not stat.S_ISDIR(info.st_mode):
+        return None if info is None else info.st_size
     try:
-        return sum(_size(f"{path}/{name}") for name in REAL.listdir(path))
+        return sum(_size(f"{path}/{name}") or 0 for name in REAL.listdir(path))
     except PermissionError:
         return 0
 

@@ -19,6 +19,8 @@ __all__ = ["Entry", "list_names", "scan"]
 
 
 def list_names(tree: Tree, path: AnyPath | int | None = None) -> list[AnyStr]:
+    if tree.is_untouched():
+        return REAL.listdir(path)
     text, _ = _folder_to_list(tree, path)
     place = _to_list(tree, text)
     folder = tree.folder(place.path)
@@ -26,7 +28,9 @@ def list_names(tree: Tree, path: AnyPath | int | None = None) -> list[AnyStr]:
     return [os.fsencode(name) for name in names] if _is_bytes(path) else names
 
 
-def scan(tree: Tree, path: AnyPath | int | None = None) -> _Scan:
+def scan(tree: Tree, path: AnyPath | int | None = None) -> Iterator[Entry | os.DirEntry]:
+    if tree.is_untouched():
+        return REAL.scandir(path)
     text, prefix = _folder_to_list(tree, path)
     place = _to_list(tree, text)
     entries = tree.entries(tree.folder(place.path))

@@ -176,9 +176,7 @@ class Tree:
 
     def visible(self, real_path: str) -> str:
         """The path by which the script knows what lies in upper/."""
-        if real_path == self.upper or real_path.startswith(f"{self.upper}/"):
-            return real_path[len(self.upper) :] or "/"
-        return real_path
+        return real_path[len(self.upper) :] if real_path.startswith(f"{self.upper}/") else real_path
 
     def working_folder(self) -> str:
         return self.visible(REAL.getcwd())
@@ -354,9 +352,8 @@ class Tree:
             is_gone = not parent.is_real or (parent.has_removed and self._is_removed(path))
             is_real = not is_gone and (real := find_info(path)) is not None and stat.S_ISDIR(real.st_mode)
         has_removed = is_real and parent.has_removed and find_info(self.removed + path) is not None
-        return Folder(
-            path, in_upper, is_real, has_removed, False, is_real and not in_upper and not has_removed
-        )
+        is_plain = is_real and not in_upper and not has_removed and path != self.base
+        return Folder(path, in_upper, is_real, has_removed, False, is_plain)
 
     def _look(self, folder: Folder, name: str) -> tuple[str, os.stat_result] | None:
         if self._is_ours(folder, name):
