@@ -95,9 +95,11 @@ def test_an_existing_file_is_changed_in_a_copy(world, mode, expected):
 
 def test_errors_are_those_of_a_disk(world):
     def fails(function, *arguments, **more):
-        with pytest.raises(OSError) as caught:
+        try:
             function(*arguments, **more)
-        return errno.errorcode[caught.value.errno], caught.value.filename, caught.value.filename2
+        except OSError as problem:
+            return errno.errorcode[problem.errno], problem.filename, problem.filename2
+        return "no error"
 
     def script():
         os.unlink("old/one")

@@ -152,21 +152,6 @@ def _reading(tree: Tree, name: str, follows: bool | None) -> Callable:
     return call
 
 
-def _access(tree: Tree) -> Callable:
-    def access(path: AnyPath | int, mode: int, *, dir_fd: int | None = None, **more: Any) -> bool:
-        if isinstance(path, int) or tree.is_untouched():
-            return REAL.access(path, mode, dir_fd=dir_fd, **more)
-        try:
-            place = tree.place(as_text(path), dir_fd, follow=more.get("follow_symlinks", True))
-            has_copy = place.is_folder and not place.is_allowed
-            actual = tree.rights_from(tree.folder(place.path)) if has_copy else place.to_read()
-        except OSError:
-            return False
-        return REAL.access(actual, mode, **more)
-
-    return access
-
-
 def _stat(tree: Tree, in_general: Callable) -> Callable:
     original, of_entry = REAL.stat, REAL.lstat
 
@@ -174,15 +159,14 @@ def _stat(tree: Tree, in_general: Callable) -> Callable:
         path: AnyPath | int, *, dir_fd: int | None = None, follow_symlinks: bool = True
     ) -> os.stat_result:
         # Called for every import and every os.path.exists: the usual case is answered first.
-        if dir_fd is None and follow_symlinks:
+        if dir_fd is None and follow_symlinks and not isinstance(path, int):
             if tree.is_untouched():
                 return original(path)
-            if type(path) is str:
-                head, slash, name = path.rpartition("/")
-                if name not in ("", ".", "..") and tree.is_plain_folder(head or slash):
-                    info = of_entry(path)
-                    if not stat.S_ISLNK(info.st_mode):
-                        return info
+            text = as_text(path)
+            if tree.is_certainly_real(text):
+                info = of_entry(text)
+                if not stat.S_ISLNK(info.st_mode):
+                    return info
         return in_general(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
     return stat_
@@ -192,16 +176,29 @@ def _lstat(tree: Tree, in_general: Callable) -> Callable:
     original = REAL.lstat
 
     def lstat(path: AnyPath, *, dir_fd: int | None = None) -> os.stat_result:
-        if dir_fd is None:
-            if tree.is_untouched():
-                return original(path)
-            if type(path) is str:
-                head, slash, name = path.rpartition("/")
-                if name not in ("", ".", "..") and tree.is_plain_folder(head or slash):
-                    return original(path)
+        if dir_fd is None and (tree.is_untouched() or tree.is_certainly_real(as_text(path))):
+            return original(path)
         return in_general(path, dir_fd=dir_fd)
 
     return lstat
+
+
+def _access(tree: Tree) -> Callable:
+    def access(path: AnyPath | int, mode: int, *, dir_fd: int | None = None, **more: Any) -> bool:
+        if isinstance(path, int) or tree.is_untouched():
+            return REAL.access(path, mode, dir_fd=dir_fd, **more)
+        text = as_text(path)
+        try:
+            if dir_fd is None and tree.is_certainly_real(text) and not stat.S_ISLNK(REAL.lstat(text).st_mode):
+                return REAL.access(text, mode, **more)
+            place = tree.place(text, dir_fd, follow=more.get("follow_symlinks", True))
+            has_copy = place.is_folder and place.actual != place.path
+            actual = tree.rights_from(tree.folder(place.path)) if has_copy else place.to_read()
+        except OSError:
+            return False
+        return REAL.access(actual, mode, **more)
+
+    return access
 
 
 def _changing(tree: Tree, name: str, follows: bool | None) -> Callable:

@@ -71,6 +71,8 @@ def path_to_open(tree: Tree, path: AnyPath, flags: int, *, dir_fd: int | None = 
     must_be_new = flags & os.O_CREAT and flags & os.O_EXCL
     follow = not (flags & os.O_NOFOLLOW or must_be_new)
     if not flags & _CHANGES:
+        if dir_fd is None and tree.is_certainly_real(text) and not stat.S_ISLNK(REAL.lstat(text).st_mode):
+            return text
         return tree.place(text, dir_fd, follow=follow).to_read()
     with tree.lock():
         if flags & os.O_CREAT and text.endswith("/"):

@@ -42,13 +42,10 @@ class Entry:
 
     __slots__ = ("_entry", "_folder", "_tree", "name", "path")
 
-    def __init__(
-        self, tree: Tree, folder: str, prefix: str | None, is_bytes: bool, entry: os.DirEntry
-    ) -> None:
-        path = entry.name if prefix is None else os.path.join(prefix, entry.name)
-        self.name, self.path = (
-            (os.fsencode(entry.name), os.fsencode(path)) if is_bytes else (entry.name, path)
-        )
+    def __init__(self, tree: Tree, folder: str, prefix: str, is_bytes: bool, entry: os.DirEntry) -> None:
+        self.name, self.path = entry.name, prefix + entry.name
+        if is_bytes:
+            self.name, self.path = os.fsencode(self.name), os.fsencode(self.path)
         self._entry, self._folder, self._tree = entry, folder, tree
 
     def inode(self) -> int:
@@ -113,12 +110,12 @@ class _Scan:
         self._entries = iter(())
 
 
-def _folder_to_list(tree: Tree, path: AnyPath | int | None) -> tuple[str, str | None]:
+def _folder_to_list(tree: Tree, path: AnyPath | int | None) -> tuple[str, str]:
     """The folder's path, and what its entries' paths begin with."""
     if isinstance(path, int):
-        return tree.visible(path_of_descriptor(path)), None
+        return tree.visible(path_of_descriptor(path)), ""
     text = "." if path is None else as_text(path)
-    return text, text
+    return text, os.path.join(text, "")
 
 
 def _to_list(tree: Tree, path: str) -> Place:

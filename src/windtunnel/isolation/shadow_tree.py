@@ -87,7 +87,7 @@ class Place:
 
 
 def as_text(path: AnyPath) -> str:
-    return os.fsdecode(os.fspath(path))
+    return path if type(path) is str else os.fsdecode(path)
 
 
 class Tree:
@@ -125,10 +125,14 @@ class Tree:
             known[path] = found
         return found
 
-    def is_plain_folder(self, path: str) -> bool:
-        """Whether a folder is known to hold nothing but real entries: the quick answer for most."""
-        found = self._still_known().get(path)
-        return found is not None and found.is_plain
+    def is_certainly_real(self, path: str) -> bool:
+        """Whether a path's folder is known to hold nothing but real entries: the quick answer for most paths.
+
+        The entry itself may still be a link to something that is not real.
+        """
+        head, slash, name = path.rpartition("/")
+        found = self._still_known().get(head or slash)
+        return found is not None and found.is_plain and name not in ("", ".", "..")
 
     def place(self, path: str, dir_fd: int | None = None, *, follow: bool = True) -> Place:
         """Where a path leads. Raises what the operating system would, if its folder is not there."""
