@@ -144,15 +144,15 @@ def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, back
     group = SimulatedGroup(members, own, name, devices, group_desc or "undefined")
     group_name = c10d._process_group_name(members, use_hashed_name=use_local_synchronization)
     group._set_group_name(group_name)
-    c10d._register_pg_in_world(
-        group,
-        backend_name=name,
-        store=dist.PrefixStore(f"{group_name}/", default_store),
-        group_name=group_name,
-        backend_config=",".join(f"{device}:{name}" for device in devices),
-        rank_mapping={member: i for i, member in enumerate(members)},
-        **({"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}),
-    )
+    tables = c10d._world  # those of torch, which has one function to fill them only from 2.13 on
+    tables.pg_map[group] = (name, dist.PrefixStore(f"{group_name}/", default_store))
+    tables.pg_names[group] = group_name
+    tables.pg_backend_config[group] = ",".join(f"{device}:{name}" for device in devices)
+    tables.pg_group_ranks[group] = {member: i for i, member in enumerate(members)}
+    tag = tables.pg_to_tag[group] = f"user:{pg_tag}" if pg_tag else f"ptd:{group_name}"
+    for key in (tag,) if pg_tag else ("", tag):
+        tables.tags_to_pg.setdefault(key, []).append(group)
+    c10d._register_process_group(group_name, group)
     return group
 
 

@@ -11,6 +11,7 @@ import itertools
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 
 from windtunnel.capture.torch_storage import sim_of, world
 from windtunnel.events.model import Kind
@@ -42,6 +43,12 @@ class Stream:
         self.cuda_stream = self.npu_stream = self.stream_id
         self.device_index = self.device.index or 0
         self._contexts: list[StreamContext] = []
+
+    @property
+    def device_type(self) -> int:
+        """torch's number of the kind of device; one torch has no number for is an extension, as on the real card."""
+        kinds = DeviceType.__members__
+        return kinds.get(world.device_type.upper(), kinds["PrivateUse1"]).value
 
     def wait_stream(self, stream: Any) -> None:
         self.wait_event(stream.record_event())
