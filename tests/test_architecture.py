@@ -26,7 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {"capture", "cluster", "events", "isolation", "memory", "probe", "remat", "report", "timing"},
 }
 # Files beside the rooms that any file may import; they import only each other.
-GROUND = {"caches", "errors", "units", "devices", "frameworks", "mocking", "torch_custom_saves"}
+GROUND = {
+    "caches", "errors", "units", "devices", "frameworks", "mocking", "torch_custom_saves", "torch_versions",
+}  # fmt: skip
 # The public doors: they may reach into every room, and no room imports them.
 DOORS = {"__init__", "dryrun", "dtr", "pytorch", "mindspore"}
 

@@ -3,6 +3,7 @@
 WindtunnelError                exit code 1
 ├── UsageError                 2   wrong option, wrong file, wrong name
 │   ├── MissingFramework       2   torch or mindspore is not installed
+│   ├── UnsupportedFramework   2   the installed torch lacks what windtunnel needs of it
 │   └── ProbeConfigError       2   a key or value of a probe's config.json is wrong
 ├── NoToolchain                1   MindSpore's loader stubs cannot be made here; the meta route remains
 ├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
@@ -19,6 +20,7 @@ __all__ = [
     "PredictedOutOfMemory",
     "ProbeConfigError",
     "ScriptError",
+    "UnsupportedFramework",
     "UsageError",
     "WindtunnelError",
 ]
@@ -46,6 +48,10 @@ class UsageError(WindtunnelError):
 
 class MissingFramework(UsageError):
     """A framework or optional package is not installed in this Python."""
+
+
+class UnsupportedFramework(UsageError):
+    """The installed version of a framework lacks something windtunnel needs."""
 
 
 class ProbeConfigError(UsageError):

@@ -15,6 +15,9 @@ __all__ = ["load", "load_door", "location_of"]
 def load(room: str, part: str, framework: str) -> ModuleType:
     """Import e.g. `windtunnel.capture.torch_rank`, only when it is wanted."""
     try:
+        if framework == "torch":
+            # First, for a name that is missing would be a traceback while our file is imported.
+            import_module("windtunnel.torch_compatibility").require(room, import_module)
         return import_module(f"windtunnel.{room}.{framework}_{part}")
     except ModuleNotFoundError as error:
         if error.name != framework:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from windtunnel import torch_compatibility
 from windtunnel.capture import (
     torch_attention,
     torch_autocast,
@@ -76,6 +77,9 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     recorder.is_host = task.device.kind == "cpu"
     recorder.on_step = _step_counter(task.max_steps, on_step)
     install(task, recorder, make_counters(writer, task.recording_path), mail)
+    note = torch_compatibility.unfamiliar()
+    if note is not None:
+        recorder.notice(note)
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     _wait_for_threads()
     outcome |= {

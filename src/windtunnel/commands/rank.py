@@ -18,15 +18,19 @@ from windtunnel.capture.mail import Mail
 from windtunnel.capture.task import RankTask
 from windtunnel.commands.rank_crash import watch_for_crashes
 from windtunnel.commands.rank_line import RankLine
-from windtunnel.errors import NoToolchain, WindtunnelError
+from windtunnel.errors import MissingFramework, NoToolchain, UnsupportedFramework, WindtunnelError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
 from windtunnel.memory.live import LiveMemory
 
-__all__ = ["CANNOT_RECORD", "OUR_BUG", "be_rank", "simulate_rank", "start"]
+__all__ = ["CANNOT_RECORD", "CANNOT_START", "OUR_BUG", "be_rank", "simulate_rank", "start"]
 
-OUR_BUG, CANNOT_RECORD = 70, 74  # exit codes no script is likely to choose (those of sysexits.h)
+OUR_BUG, CANNOT_RECORD, CANNOT_START = (
+    70,
+    74,
+    78,
+)  # exit codes no script is likely to choose (those of sysexits.h)
 
 
 def simulate_rank(
@@ -93,7 +97,9 @@ def _run_task(task: RankTask, line: RankLine) -> int:
         return simulate_rank(task, None, line.step, line)
     except WindtunnelError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
-        return error.exit_code
+        return (
+            CANNOT_START if isinstance(error, (MissingFramework, UnsupportedFramework)) else error.exit_code
+        )
     except Exception:
         traceback.print_exc()
         return OUR_BUG

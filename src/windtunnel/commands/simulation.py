@@ -23,7 +23,7 @@ from windtunnel.commands.executor import INTERRUPTED, Events, Executor, OnLine
 from windtunnel.commands.local_executor import LocalExecutor
 from windtunnel.commands.nursery import Nursery
 from windtunnel.commands.page_stage import ranks_in_detail, write_run_page
-from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
+from windtunnel.commands.rank import CANNOT_RECORD, CANNOT_START, OUR_BUG
 from windtunnel.commands.rank_analysis import Finding
 from windtunnel.commands.request import RunRequest, task_of
 from windtunnel.commands.time_stage import time_run
@@ -57,8 +57,8 @@ class Simulation:
 
     @property
     def exit_code(self) -> int:
-        """0 fits, 1 our bug, 2 could not record, 3 the script failed, 4 does not fit, 130 interrupted."""
-        for code, answer in ((INTERRUPTED, INTERRUPTED), (OUR_BUG, 1), (CANNOT_RECORD, 2)):
+        """0 fits, 1 our bug, 2 could not start or record, 3 the script failed, 4 does not fit, 130 interrupted."""
+        for code, answer in ((INTERRUPTED, INTERRUPTED), (OUR_BUG, 1), (CANNOT_RECORD, 2), (CANNOT_START, 2)):
             if code in self.codes:
                 return answer
         if self.result.mismatches or any(rank.status == "failed" for rank in self.result.ranks):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.isolation.changes import FileChange
+from windtunnel.isolation.changes import FileChange, size_of_file
 from windtunnel.isolation.real_files import REAL, find_info
 from windtunnel.isolation.shadow_tree import COPYING
 
@@ -84,7 +84,8 @@ def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
             yield from _written(trees, path, was_at)
         elif source is None and not _is_equal(actual, was_at):
             before = _size(was_at)
-            yield FileChange("written" if before is None else "replaced", path, _size(actual), before)
+            what = "written" if before is None else "replaced"
+            yield FileChange(what, path, size_of_file(actual), before)
     if folder and (compared != folder or _is_hidden(trees, folder)):
         yield from _missing(trees, compared, set(names))
 
