@@ -1,0 +1,16 @@
+# the script raises after deleting
+import shutil
+
+import torch
+from torch import nn
+
+model = nn.Linear(1024, 512).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+
+shutil.rmtree("ck")
+print("DONE")
+raise ValueError("the data ended early")

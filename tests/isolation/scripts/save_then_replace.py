@@ -1,0 +1,19 @@
+# a temporary file, then os.replace over the real checkpoint
+import os
+
+import torch
+from torch import nn
+
+model = nn.Linear(1024, 512).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+
+torch.save(model.state_dict(), "ck/model.pt.tmp")
+os.replace("ck/model.pt.tmp", "ck/model.pt")
+
+assert not os.path.exists("ck/model.pt.tmp")
+assert torch.load("ck/model.pt")["weight"].shape == (512, 1024)
+print("DONE")

@@ -1,0 +1,15 @@
+# torch.save of the module itself
+import torch
+from torch import nn
+
+model = nn.Linear(1024, 512).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+
+torch.save(model, "ck/model.pt")
+
+assert torch.load("ck/model.pt", weights_only=False).weight.shape == (512, 1024)
+print("DONE")
