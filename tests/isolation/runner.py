@@ -30,20 +30,11 @@ from tests.commands.cli import COMMAND, environment, read_json
 from tests.isolation.tree import give_to, plant
 
 __all__ = [
-    "DRIVER",
-    "MODES",
-    "SCRIPTS",
-    "Site",
-    "leftovers",
-    "protection_expected",
-    "report_of",
-    "site",
-    "start",
-    "wait",
-]
+    "DRIVER", "MODES", "PROGRAMS", "SCRIPTS", "Site", "leftovers", "protection_expected", "report_of", "site", "start", "wait",
+]  # fmt: skip
 
 HERE = Path(__file__).parent
-SCRIPTS, DRIVER = HERE / "scripts", HERE / "driver.py"
+SCRIPTS, PROGRAMS, DRIVER = HERE / "scripts", HERE / "programs", HERE / "driver.py"
 MODES = ["as_is", "user", "forbidden", "capability"]
 _SOMEBODY = 54321  # an id that owns nothing on any machine
 
