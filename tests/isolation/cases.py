@@ -38,6 +38,7 @@ class Case:
     heavy: bool = False  # shares a process, but with its like: imports take seconds
     exit_code: int = 0
     options: tuple[str, ...] = ()
+    fault: str = ""  # why it does not come to its end today; its files are as they were all the same
 
 
 def written(path: str, n_bytes: int | range | None = None) -> Change:
@@ -101,7 +102,12 @@ _SAVES = [
     _case("save_read_only", replaced("ck/frozen.pt", WEIGHTS)),
     _case("save_resumed", replaced("ck/model.pt", _tensors(4 * (64 * 64 + 64)))),
     _case("save_then_rename_elsewhere", replaced("ck/checkpoint-100/model.pt", WEIGHTS)),
-    _case("jit_save", replaced("ck/model.pt", _tensors(4 * (16 * 16 + 16))), alone=True),
+    _case(
+        "jit_save",
+        replaced("ck/model.pt", _tensors(4 * (16 * 16 + 16))),
+        alone=True,
+        fault="TorchScript's writer reads storages that a dry run gave no bytes, and crashes",
+    ),
     _case("remove_then_save", MODEL),
     _case("backup_then_save", moved("ck/model.bak.pt", "ck/model.pt"), MODEL),
     _case("folder_swap", MODEL, removed("ck/*")),
@@ -177,7 +183,7 @@ _FILES = [
     _case("remove_all", removed("ck")),
     _case("remove_folders", removed("ck/deep")),
     _case("remove_by_pattern", *(removed(f"ck/shards/shard-{i:02}.bin") for i in range(20))),
-    _case("kinds_change", replaced("ck/tokens.bin"), replaced("ck/old", 18), replaced("ck/latest", 14)),
+    _case("kinds_change", Change("removed|replaced", "ck/tokens.bin"), replaced("ck/old", 18), replaced("ck/latest", 14)),
     _case("chmod", maybe=("ck/model.pt", "ck/old", "ck/log.txt")),
     _case("utime", maybe=("ck/model.pt", "ck/old", "ck/log.txt")),
     _case("hard_link_over", replaced("ck/tokens.bin"), replaced("ck/optimizer.pt", 26)),
@@ -250,12 +256,26 @@ _OTHER_WRITERS = [
 ]  # fmt: skip
 
 _ENDS = [
-    _case("ends_at_exit", removed("ck/old"), removed("ck/optimizer.pt"), alone=True),
+    _case(
+        "ends_at_exit",
+        removed("ck/old"),
+        removed("ck/optimizer.pt"),
+        alone=True,
+        fault="handlers of the end of the interpreter are not called in a rank",
+    ),
     _case("ends_at_once", MODEL, removed("ck/optimizer.pt"), alone=True),
     _case("ends_with_error", removed("ck"), alone=True, exit_code=3),
     _case("ends_killed", removed("ck"), alone=True, exit_code=3),
     _case("ends_later", alone=True, maybe=("ck/old", "ck/best.json")),
 ]
+
+_TWO_RANKS = (
+    MODEL,
+    removed("ck/old"),
+    replaced("ck/best.json", 11),
+    written("ck/optimizer-0.pt", MOMENTS),
+    written("ck/optimizer-1.pt", MOMENTS),
+)
 
 _FRAMEWORKS = [
     _case(
@@ -281,11 +301,11 @@ _FRAMEWORKS = [
         *(written(f"ck/checkpoints/checkpoint_{i}/random_states_0.pkl") for i in (2, 3)),
         heavy=True,
     ),
+    _case("two_ranks", *_TWO_RANKS, alone=True, options=("--world-size", "2", "--ranks", "all")),
     _case(
-        "two_ranks",
-        MODEL, removed("ck/old"), replaced("ck/best.json", 11), written("ck/optimizer-0.pt", MOMENTS),
-        written("ck/optimizer-1.pt", MOMENTS),
-        alone=True, options=("--world-size", "2", "--ranks", "all"),
+        "two_ranks_barrier",
+        *_TWO_RANKS,
+        alone=True, options=("--world-size", "2", "--ranks", "all"), fault="ranks do not wait for each other at a barrier",
     ),
 ]  # fmt: skip
 

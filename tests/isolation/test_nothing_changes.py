@@ -65,13 +65,16 @@ def test_a_script_in_a_process_of_its_own_changes_nothing(mode, case):
         code, said = wait(
             at, start(at, SCRIPTS / f"{case.script}.py", name=case.script, options=case.options)
         )
-        problems = _changed(before, fingerprint(at.place))
+        changed = _changed(before, fingerprint(at.place))
+        assert not changed, "\n".join([*changed, said])
+        problems = _check_report(at, mode, [case], n_bytes)
         is_denied = case.denied and protection_expected(mode) == "guard"
         if code != (3 if is_denied else case.exit_code):
             problems.append(f"exit code {code}")
         if ("DONE" in said.split()) is is_denied:
             problems.append("not refused by the guard" if is_denied else "did not come to its end")
-        problems += _check_report(at, mode, [case], n_bytes)
+        if problems and case.fault:
+            pytest.xfail(case.fault)
         assert not problems, "\n".join([*problems, said])
 
 
@@ -110,28 +113,51 @@ def _check_report(at: Site, mode: str, cases: list[Case], n_bytes: dict[str, int
     protection = protection_expected(mode)
     if files["protection"] != protection:
         problems.append(f"protection is {files['protection']}, not {protection}")
+    # only the layer of a true root notes what was renamed; in another one a real file that moves is copied and removed
+    sees_moves = mode == "as_is" and protection == "layer" and os.geteuid() == 0
     listed = [dict(entry, path=os.path.relpath(entry["path"], at.place)) for entry in files["changes"]]
     for case in cases:
         mine = [entry for entry in listed if Path(entry["path"]).parts[0] == case.script]
         listed = [entry for entry in listed if entry not in mine]
-        expected = case.changes
-        if protection == "guard" and case.denied:
-            # it may have come some way before it was refused
-            expected, case = (
-                (),
-                Case(case.script, maybe=tuple(change.path for change in case.changes) + case.maybe),
+        expected, maybe = case.changes, case.maybe
+        if protection == "guard" and case.denied:  # it may have come some way before it was refused
+            expected, maybe = (), (*maybe, *(change.path for change in expected))
+        elif not sees_moves:
+            expected, maybe = _moves_as_copies(
+                case, {entry["path"] for entry in mine if entry["what"] == "moved"}
             )
-        elif mode != "as_is" and os.geteuid() == 0 and case.user_changes is not None:
-            expected = case.user_changes
-        problems += [f"{case.script}: {each}" for each in _compare(mine, expected, case, at, n_bytes)]
-    return problems + [f"nobody's: {entry}" for entry in listed if entry["path"].startswith("../..")]
+        here = f"{case.script}/here"
+        problems += [f"{case.script}: {each}" for each in _compare(mine, expected, maybe, here, at, n_bytes)]
+    return problems + [f"of no script: {entry}" for entry in listed if entry["path"].startswith("../..")]
+
+
+def _moves_as_copies(case: Case, told_as_moves: set[str]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """A move as a copy and a removal: as true as to call it a move."""
+    expected, maybe = [], list(case.maybe)
+    for change in case.changes:
+        if change.moved_from is None or f"{case.script}/here/{change.path}" in told_as_moves:
+            expected.append(change)
+            continue
+        is_folder = "." not in Path(change.moved_from).name
+        expected.append(
+            Change("written|replaced", f"{change.path}/*" if is_folder else change.path, change.n_bytes)
+        )
+        if any(f"{other.path}/".startswith(f"{change.moved_from}/") for other in case.changes):
+            maybe.append(f"{change.moved_from}/*")  # something new is at the old place
+        else:
+            expected.append(Change("removed", change.moved_from))
+    return tuple(expected), tuple(maybe)
 
 
 def _compare(
-    listed: list[dict], expected: tuple[Change, ...], case: Case, at: Site, n_bytes: dict[str, int]
+    listed: list[dict],
+    expected: tuple[Change, ...],
+    maybe: tuple[str, ...],
+    here: str,
+    at: Site,
+    n_bytes: dict[str, int],
 ) -> list[str]:
     """Where the entries of a report differ from those a case declares."""
-    here = f"{case.script}/here"
     problems, left = [], list(listed)
     for change in sorted(expected, key=lambda change: "*" in change.path):  # a star takes what others left
         path = os.path.normpath(f"{here}/{change.path}")
@@ -142,8 +168,12 @@ def _compare(
         problems += [
             f"{entry}: {wrong}" for entry in found for wrong in _wrong(entry, change, here, at, n_bytes)
         ]
-    maybe = [os.path.normpath(f"{here}/{path}") for path in case.maybe]
-    return problems + [f"not expected: {entry}" for entry in left if entry["path"] not in maybe]
+    patterns = [os.path.normpath(f"{here}/{path}") for path in maybe]
+    return problems + [
+        f"not expected: {entry}"
+        for entry in left
+        if not any(fnmatchcase(entry["path"], each) for each in patterns)
+    ]
 
 
 def _wrong(entry: dict, change: Change, here: str, at: Site, n_bytes: dict[str, int]) -> list[str]:
@@ -163,8 +193,13 @@ def _wrong(entry: dict, change: Change, here: str, at: Site, n_bytes: dict[str, 
         if entry["n_bytes"] != n_bytes[source]:
             problems.append(f"size is not that of {source}, {n_bytes[source]}")
     before = None if entry["what"] == "written" else n_bytes.get(entry["path"])
-    if entry["n_bytes_before"] != before and not (at.place / entry["path"]).is_symlink():
+    if not (at.place / entry["path"]).is_symlink() and not _is_size(entry["n_bytes_before"], before):
         problems.append(f"size before is not {before}")
     if entry["what"] == "removed" and entry["n_bytes"] is not None:
         problems.append("what is gone has no size")
     return problems
+
+
+def _is_size(told: int | None, true: int | None) -> bool:
+    """Equal, but for the few bytes of links in a folder, which may be counted or not."""
+    return told == true or (told is not None and true is not None and true < told < true + 50)

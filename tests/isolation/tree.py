@@ -98,13 +98,15 @@ def fingerprint(folder: Path) -> dict[str, tuple]:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of every file, and of all files below every folder."""
+    """Bytes of every file, and of all files below every folder, without links."""
     found: dict[str, int] = {}
     for path in folder.rglob("*"):
         info = path.lstat()
         name = str(path.relative_to(folder))
         if stat.S_ISDIR(info.st_mode):
             found.setdefault(name, 0)
+            continue
+        if stat.S_ISLNK(info.st_mode):
             continue
         found[name] = info.st_size
         for above in list(path.relative_to(folder).parents)[:-1]:
