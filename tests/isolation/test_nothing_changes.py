@@ -66,9 +66,12 @@ def test_a_script_in_a_process_of_its_own_changes_nothing(mode, case):
             at, start(at, SCRIPTS / f"{case.script}.py", name=case.script, options=case.options)
         )
         changed = _changed(before, fingerprint(at.place))
+        is_guarded = protection_expected(mode) == "guard"
+        if changed and is_guarded and case.guard_fault:
+            pytest.xfail(case.guard_fault)
         assert not changed, "\n".join([*changed, said])
         problems = _check_report(at, mode, [case], n_bytes)
-        is_denied = case.denied and protection_expected(mode) == "guard"
+        is_denied = case.denied and is_guarded
         if code != (3 if is_denied else case.exit_code):
             problems.append(f"exit code {code}")
         if ("DONE" in said.split()) is is_denied:
@@ -79,6 +82,8 @@ def test_a_script_in_a_process_of_its_own_changes_nothing(mode, case):
 
 
 def _check_together(mode: str, cases: list[Case]) -> None:
+    if protection_expected(mode) == "guard":
+        cases = [case for case in cases if not case.guard_fault]
     names = [case.script for case in cases]
     with site(mode, *names) as at:
         before, n_bytes = fingerprint(at.place), sizes(at.place)
