@@ -140,7 +140,9 @@ def test_ranks_from_one_nursery_are_as_separate_as_interpreters(tmp_path):
 
 
 def test_when_the_nursery_dies_its_ranks_run_in_interpreters_of_their_own(tmp_path):
-    mark = tmp_path / "windtunnel-out" / "mark"  # elsewhere the second try would find the disk as it was before the first
+    mark = (
+        tmp_path / "windtunnel-out" / "mark"
+    )  # elsewhere the second try would find the disk as it was before the first
     done, report = _run(
         "--world-size", 4, "--ranks", "all", STAGES, "--kills-parent", 2, "--mark", mark, cwd=tmp_path,
     )  # fmt: skip
