@@ -33,6 +33,8 @@ __all__ = ["install_shadow", "shadow_path"]
 # values of arguments. Imported here, before the functions are replaced: a class would take a wrapper for a method.
 _HOLDERS = (glob, pathlib, tempfile)
 
+_installed: list[Tree] = []  # none or one
+
 
 def install_shadow(base: Path, allowed: Sequence[str | os.PathLike]) -> None:
     """Redirect what this process and its forks write outside `allowed` to `base`; cannot be undone.
@@ -64,9 +66,6 @@ def shadow_path(path: AnyPath, for_writing: bool, *, is_emptied: bool = False) -
         return place.actual or tree.upper + place.path  # where nothing is, and nothing real shows
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_emptied else 0)
     return naming(path, None, lambda: shadow_calls.path_to_open(tree, text, flags))
-
-
-_installed: list[Tree] = []
 
 
 # ---- which function is redirected how

@@ -245,7 +245,7 @@ def change(
     with tree.lock():
         place = place_to_read(tree, path, dir_fd, follow=follow)
         if place.is_real:
-            _check_may_change(tree, place, function, arguments, more)
+            _check_may_change(place, function, arguments, more)
         target = tree.own(place)
     function(target, *arguments, **more)
 
@@ -304,15 +304,16 @@ def _check_may_remove(tree: Tree, place: Place) -> None:
 
 
 def _check_may_change(
-    tree: Tree, place: Place, function: Callable, arguments: tuple[Any, ...], more: dict[str, Any]
+    place: Place, function: Callable, arguments: tuple[Any, ...], more: dict[str, Any]
 ) -> None:
-    if function in (REAL.truncate, REAL.utime) and not arguments[1:] and not more:
-        is_owner = function is REAL.utime and os.geteuid() == place.info.st_uid
-        if place.is_folder and function is REAL.truncate:
-            raise error(errno.EISDIR)
-        if not is_owner:
-            _check_access(place.to_read(), os.W_OK)
-    elif os.geteuid() not in (0, place.info.st_uid):
+    """A file's contents, and its times if they are set to now, may be changed by whoever may write; else its owner."""
+    if place.is_folder and function is REAL.truncate:
+        raise error(errno.EISDIR)
+    is_owner = os.geteuid() in (0, place.info.st_uid)
+    is_touched = function is REAL.utime and arguments in ((), (None,)) and not more
+    if function is REAL.truncate or (is_touched and not is_owner):
+        _check_access(place.to_read(), os.W_OK)
+    elif not is_owner:
         raise error(errno.EPERM)
 
 

@@ -106,6 +106,7 @@ class Tree:
         self._seen = 0
         self._known: dict[str, Folder] = {}
         self._in_process = threading.RLock()
+        self._depth = 0  # of locks that the thread holds
         os.register_at_fork(after_in_child=self._forget_threads)
 
     # ---- finding
@@ -223,8 +224,6 @@ class Tree:
                     os.close(fd)
             finally:
                 self._depth -= 1
-
-    _depth = 0
 
     def folders_changed(self) -> None:
         """Make every process look again for the folders that it knows."""
