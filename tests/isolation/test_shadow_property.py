@@ -117,7 +117,7 @@ slashes = st.sampled_from(["", "", "", "", "/"])
 steps = st.tuples(st.integers(0, len(OPERATIONS) - 1), st.builds(str.__add__, paths, slashes), paths)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=12))
 def test_the_shadow_behaves_as_the_disk(sequence):
     with tempfile.TemporaryDirectory() as folder:
