@@ -111,5 +111,15 @@ def test_details_beyond_the_room_of_a_page_are_left_out_and_it_says_so():
     assert run_document(run, "x", {rank: {"rows": 1} for rank in range(3)})["left_out"] == []
 
 
+def test_ranks_whose_memory_over_time_is_left_out_are_counted():
+    run = RunResult("0.1.0", 1, 70, A100, "cuda", tuple(_rank(n, 100 - n) for n in range(70)))
+    document = run_document(run, "x")
+    assert document["simulated"][63]["timeline"] is not None
+    assert document["simulated"][64]["timeline"] is None
+    assert document["left_out"] == [
+        "of 6 ranks that need less, only figures are here: report.json has their memory over time"
+    ]
+
+
 def _rank(number, need):
     return replace(FITTING, rank=number, peak_with_fragments_bytes=need)

@@ -40,6 +40,10 @@ def run_document(
     documents = {rank.rank: rank_document(rank) for rank in simulated}
     for rank in simulated[_MOST_RANKS_IN_FULL:]:
         documents[rank.rank] |= {"timeline": None, "build_time_us": {}}
+    n_short = len(simulated) - _MOST_RANKS_IN_FULL
+    short = [
+        f"of {n_short} ranks that need less, only figures are here: report.json has their memory over time"
+    ]
     return {
         "kind": "run",
         "title": title,
@@ -56,7 +60,7 @@ def run_document(
         "details": details,
         "trace": trace,
         "remat": remat,
-        "left_out": [*left_out, *dropped],
+        "left_out": [*left_out, *dropped, *(short if n_short > 0 else ())],
     }
 
 
