@@ -79,7 +79,8 @@ def debugger_of(tool: str) -> type:
 
 def run_all(tool: str, only: str, folder: Path) -> int:
     """Run the cases with one tool, each in a process of its own: msProbe has one debugger per process."""
-    from tests.mindspore.probe.parity_cases import CASES, file_name, run_case, use_cpu
+    from tests.mindspore.probe.arithmetic import Nobody, fingerprint
+    from tests.mindspore.probe.parity_cases import CASES, file_name, run_case, run_program, use_cpu
 
     for name in CASES:
         if only not in name:
@@ -89,7 +90,10 @@ def run_all(tool: str, only: str, folder: Path) -> int:
             status = 1
             try:
                 use_cpu()
-                run_case(CASES[name], folder / file_name(name).removesuffix(".json"), debugger_of(tool))
+                case_folder = folder / file_name(name).removesuffix(".json")
+                case_folder.mkdir(parents=True, exist_ok=True)
+                (case_folder / "arithmetic").write_text(fingerprint(run_program(CASES[name], Nobody())))
+                run_case(CASES[name], case_folder, debugger_of(tool))
                 status = 0
             finally:
                 sys.stderr.flush()
@@ -113,7 +117,7 @@ def report(only: str, folder: Path, renews_golden: bool) -> int:
         stem = file_name(name).removesuffix(".json")
         theirs, ours = (extract(folder / tool / stem / "dump") for tool in ("msprobe", "windtunnel"))
         if renews_golden and name in KEPT:
-            write_golden(file_name(name), theirs)
+            write_golden(file_name(name), theirs, (folder / "msprobe" / stem / "arithmetic").read_text())
         found = differences(case, theirs, ours)
         total["values compared"] += found.n_compared
         total["differences"] += len(found.wrong)
@@ -129,12 +133,13 @@ def report(only: str, folder: Path, renews_golden: bool) -> int:
     return 1 if total["differences"] else 0
 
 
-def write_golden(name: str, extracted: dict) -> None:
+def write_golden(name: str, extracted: dict, arithmetic: str) -> None:
     """One entry per line: readable, and small in a diff."""
     import mindspore
 
     GOLDEN.mkdir(exist_ok=True)
-    lines = ["{", f' "made_with": {json.dumps({"msprobe": "26.2.0", "mindspore": mindspore.__version__})},']
+    made = {"msprobe": "26.2.0", "mindspore": mindspore.__version__, "arithmetic": arithmetic}
+    lines = ["{", f' "made_with": {json.dumps(made)},']
     for step, content in extracted.items():
         lines.append(f' "{step}": {{')
         for key, value in content.items():

@@ -7,18 +7,13 @@ The reasons are explained in docs/probe-msprobe.md.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.likeness import Likeness, likeness
 from tests.probe.parity_cases import Case
 
 __all__ = ["Differences", "differences"]
-
-TOLERANCE = 1e-6  # of statistics over the same bits: eight roundings of float32, as each tool adds in an order of its own
-# Of statistics over values that other kernels computed. The kernels one processor has, its own and those for older ones, part
-# by up to eight roundings in the deepest program here; ten times as much is still far below any mistake.
-TOLERANCE_ELSEWHERE = 1e-5
 
 # Seen by ours and not in the lists of msProbe (and linear, which a slip keeps out of its level CORE).
 NOT_LISTED = (
@@ -50,26 +45,18 @@ class Differences:
     intended: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Likeness:
-    """How alike two values have to be."""
-
-    has_same_bits: bool
-    tolerance: float
-
-
 def differences(case: Case, theirs: dict, ours: dict, *, are_same_bits: bool = True) -> Differences:
     """Compare two extracts step by step: bit by bit if the same arithmetic made both, otherwise by statistics alone."""
     found = Differences()
-    tolerance = TOLERANCE if are_same_bits else TOLERANCE_ELSEWHERE * case.amplifies
+    alike = likeness(are_same_bits, case.amplifies)
     theirs = {key: value for key, value in theirs.items() if key != "made_with"}
     _same(found, "steps", list(theirs), list(ours))
     for step in theirs.keys() & ours.keys():
-        _step(found, case, theirs[step], ours[step], _Likeness(are_same_bits, tolerance))
+        _step(found, case, theirs[step], ours[step], alike)
     return found
 
 
-def _step(found: Differences, case: Case, theirs: dict, ours: dict, likeness: _Likeness) -> None:
+def _step(found: Differences, case: Case, theirs: dict, ours: dict, alike: Likeness) -> None:
     for key in ("files", "header", "has_tensor_folder"):
         _same(found, key, theirs[key], ours[key])
     names = [[*side.get("names", side.get("data", ()))] for side in (theirs, ours)]
@@ -89,9 +76,9 @@ def _step(found: Differences, case: Case, theirs: dict, ours: dict, likeness: _L
         stacks = [sorted(name for group in side["stack"] for name in group) for side in (theirs, ours)]
         _names(found, case, *stacks, what="stack.json: ")
     for entry in theirs.get("data", {}).keys() & ours.get("data", {}).keys():
-        _entry(found, entry, theirs["data"][entry], ours["data"][entry], likeness)
+        _entry(found, entry, theirs["data"][entry], ours["data"][entry], alike)
     if "tensors" in theirs or "tensors" in ours:
-        _tensors(found, theirs.get("tensors", {}), ours.get("tensors", {}), likeness)
+        _tensors(found, theirs.get("tensors", {}), ours.get("tensors", {}), alike)
 
 
 def _same(found: Differences, what: str, theirs: Any, ours: Any) -> None:
@@ -131,11 +118,12 @@ def _true_parent(name: str, construct: dict[str, str | None]) -> str | None:
     return parent and parent.replace(".forward.", ".backward.")
 
 
-def _entry(found: Differences, entry: str, theirs: dict, ours: dict, likeness: _Likeness) -> None:
+def _entry(found: Differences, entry: str, theirs: dict, ours: dict, alike: Likeness) -> None:
     api = entry.rsplit(".", 2)[0]
+    alike = alike.within(theirs)
     for path in theirs.keys() | ours.keys():
         one = Differences()
-        _value(one, f"{entry} {path}", theirs.get(path), ours.get(path), likeness)
+        _value(one, f"{entry} {path}", theirs.get(path), ours.get(path), alike)
         if one.wrong and entry.endswith(".backward") and path.startswith("output") and api in SEVERAL_NODES:
             one.wrong = []
             one.intended = [f"gradients of {api}, which is several nodes of autograd: {path}"]
@@ -144,41 +132,36 @@ def _entry(found: Differences, entry: str, theirs: dict, ours: dict, likeness: _
         found.intended += one.intended
 
 
-def _value(found: Differences, place: str, theirs: Any, ours: Any, likeness: _Likeness) -> None:
+def _value(found: Differences, place: str, theirs: Any, ours: Any, alike: Likeness) -> None:
     found.n_compared += 1
     if isinstance(theirs, list) and isinstance(ours, list):
-        _tensor(found, place, theirs, ours, likeness)
+        _tensor(found, place, theirs, ours, alike)
     elif theirs is None and isinstance(ours, dict):
         found.intended.append(f"a value msProbe writes as null: {place}")
     elif theirs != ours:
         found.wrong.append(f"{place}: {theirs!r} and {ours!r}")
 
 
-def _tensor(found: Differences, place: str, theirs: list, ours: list, likeness: _Likeness) -> None:
+def _tensor(found: Differences, place: str, theirs: list, ours: list, alike: Likeness) -> None:
     _same(found, place, theirs[:2], ours[:2])
     dtype, shape, one = theirs
     other = ours[2]
     if not set(one) <= set(other):
         found.wrong.append(f"{place}: keys {sorted(one)} and {sorted(other)}")
         return
-    typical = (one.get("Norm") or 0.0) / max(1, math.prod(shape)) ** 0.5
-    # Nothing is rounded in a number that is counted.
-    tolerance = likeness.tolerance if dtype.startswith("float") else TOLERANCE
     for key, value in one.items():
         found.n_compared += 1
         if key in ("Max", "Min", "Mean", "Norm"):
-            # A sum of what cancels is rounded as its summands are; so is the smallest element, if it had to be computed again.
-            scale = 0.0 if likeness.has_same_bits and key != "Mean" else typical
             if value is None and other[key] is not None:
                 found.intended.append(f"a mean or norm of {dtype}, which msProbe does not have: {place}")
             elif key == "Norm" and not shape and value is not None and value < 0:
                 found.intended.append(f"the norm of a scalar is not negative: {place}")
-            elif not _is_close(value, other[key], scale, tolerance):
+            elif not alike.accepts(key, theirs, other[key]):
                 found.wrong.append(f"{place} {key}: {value} and {other[key]}")
         elif key == "md5":
             if not isinstance(value, str):
                 found.intended.append(f"the checksum of a scalar is not its value: {place}")
-            elif likeness.has_same_bits and value != other[key]:
+            elif alike.has_same_bits and value != other[key]:
                 _checksum(found, place, value, other[key])
         elif value != other[key]:
             found.wrong.append(f"{place} {key}: {value!r} and {other[key]!r}")
@@ -193,17 +176,7 @@ def _checksum(found: Differences, place: str, one: str, other: str) -> None:
         found.wrong.append(f"{place} md5: {one} and {other}")
 
 
-def _is_close(one: Any, other: Any, scale: float, tolerance: float) -> bool:
-    if one == other or (one is None and other is None):
-        return True
-    if not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
-        return False
-    if math.isnan(one) and math.isnan(other):
-        return True
-    return abs(one - other) <= tolerance * max(abs(one), abs(other), abs(scale))
-
-
-def _tensors(found: Differences, theirs: dict, ours: dict, likeness: _Likeness) -> None:
+def _tensors(found: Differences, theirs: dict, ours: dict, alike: Likeness) -> None:
     for name in theirs.keys() | ours.keys():
         api = name.split(".backward.")[0].rsplit(".", 1)[0]
         found.n_compared += 1
@@ -214,5 +187,5 @@ def _tensors(found: Differences, theirs: dict, ours: dict, likeness: _Likeness) 
             found.wrong.append(f"file {name} is missing")
         elif name not in theirs:
             found.wrong.append(f"file {name} is not msProbe's")
-        elif likeness.has_same_bits and theirs[name] != ours[name]:
+        elif alike.has_same_bits and theirs[name] != ours[name]:
             found.wrong.append(f"values of {name} differ")

@@ -7,15 +7,13 @@ The reasons are explained in docs/probe-mindspore.md.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.likeness import Likeness, likeness
 from tests.mindspore.probe.parity_cases import Case
 
 __all__ = ["Differences", "differences"]
-
-TOLERANCE = 1e-6
 
 
 @dataclass
@@ -25,17 +23,26 @@ class Differences:
     intended: list[str] = field(default_factory=list)
 
 
-def differences(case: Case, theirs: dict, ours: dict, *, with_checksums: bool = True) -> Differences:
-    """Compare two extracts step by step."""
+@dataclass(frozen=True)
+class _Compared:
+    alike: Likeness
+    has_checksums: bool
+
+
+def differences(
+    case: Case, theirs: dict, ours: dict, *, with_checksums: bool = True, are_same_bits: bool = True
+) -> Differences:
+    """Compare two extracts step by step: bit by bit if the same arithmetic made both, otherwise by statistics alone."""
     found = Differences()
+    compared = _Compared(likeness(are_same_bits), with_checksums and are_same_bits)
     theirs = {key: value for key, value in theirs.items() if key != "made_with"}
     _same(found, "steps", list(theirs), list(ours))
     for step in theirs.keys() & ours.keys():
-        _step(found, theirs[step], ours[step], with_checksums)
+        _step(found, theirs[step], ours[step], compared)
     return found
 
 
-def _step(found: Differences, theirs: dict, ours: dict, with_checksums: bool) -> None:
+def _step(found: Differences, theirs: dict, ours: dict, compared: _Compared) -> None:
     theirs = _without(theirs, _left_out(found, theirs, ours))
     for key in ("files", "header", "has_tensor_folder", "stack"):
         _same(found, key, theirs.get(key), ours.get(key))
@@ -44,8 +51,8 @@ def _step(found: Differences, theirs: dict, ours: dict, with_checksums: bool) ->
     _order(found, names, ours)
     _construct(found, theirs, ours)
     for entry in theirs["data"].keys() & ours["data"].keys():
-        _entry(found, entry, theirs["data"][entry], ours["data"][entry], with_checksums)
-    _tensors(found, theirs.get("tensors", {}), ours.get("tensors", {}), with_checksums)
+        _entry(found, entry, theirs["data"][entry], ours["data"][entry], compared)
+    _tensors(found, theirs.get("tensors", {}), ours.get("tensors", {}), compared)
 
 
 def _left_out(found: Differences, theirs: dict, ours: dict) -> list[str]:
@@ -149,23 +156,24 @@ def _same(found: Differences, what: str, theirs: Any, ours: Any) -> None:
         found.wrong.append(f"{what}: {theirs!r} and {ours!r}")
 
 
-def _entry(found: Differences, entry: str, theirs: dict, ours: dict, with_checksums: bool) -> None:
+def _entry(found: Differences, entry: str, theirs: dict, ours: dict, compared: _Compared) -> None:
+    compared = replace(compared, alike=compared.alike.within(theirs))
     if entry.startswith("Primitive.") and entry.endswith(".backward"):
-        theirs, ours = _reordered(found, entry, theirs, ours)
+        theirs, ours = _reordered(found, entry, theirs, ours, replace(compared, has_checksums=False))
     for path in theirs.keys() | ours.keys():
         if ".BatchNorm." in entry and path in ("output.1", "output.2"):
             found.intended.append(f"outputs that the kernel of a CPU never writes: {entry} {path}")
             continue
-        _value(
-            found, f"{entry} {path}", theirs.get(path, "nothing"), ours.get(path, "nothing"), with_checksums
-        )
+        _value(found, f"{entry} {path}", theirs.get(path, "nothing"), ours.get(path, "nothing"), compared)
 
 
-def _reordered(found: Differences, entry: str, theirs: dict, ours: dict) -> tuple[dict, dict]:
+def _reordered(
+    found: Differences, entry: str, theirs: dict, ours: dict, compared: _Compared
+) -> tuple[dict, dict]:
     """Gradients of a primitive's inputs: msProbe's in the order they come, ours in that of the arguments."""
     mine = [_unnamed(value) for path, value in ours.items() if path.startswith("output.")]
     their = [_unnamed(value) for path, value in theirs.items() if path.startswith("output.")]
-    if len(mine) != len(their) or _agree(their, mine) or not _agree(their, mine[::-1]):
+    if len(mine) != len(their) or _agree(their, mine, compared) or not _agree(their, mine[::-1], compared):
         return theirs, ours
     found.intended.append(f"gradients of a primitive in the order of its arguments: {entry}")
     same = [
@@ -175,10 +183,10 @@ def _reordered(found: Differences, entry: str, theirs: dict, ours: dict) -> tupl
     return same[0], same[1]
 
 
-def _agree(theirs: list, ours: list) -> bool:
+def _agree(theirs: list, ours: list, compared: _Compared) -> bool:
     trial = Differences()
     for one, other in zip(theirs, ours, strict=True):
-        _tensor(trial, "", one, other, False)
+        _tensor(trial, "", one, other, compared)
     return not trial.wrong
 
 
@@ -187,50 +195,38 @@ def _unnamed(value: list) -> list:
     return [*value[:2], {key: figure for key, figure in value[2].items() if key != "data_name"}]
 
 
-def _value(found: Differences, place: str, theirs: Any, ours: Any, with_checksums: bool) -> None:
+def _value(found: Differences, place: str, theirs: Any, ours: Any, compared: _Compared) -> None:
     found.n_compared += 1
     if ".backward output" in place and "nothing" in (theirs, ours):
         found.intended.append(f"gradients of tensors that are given in a list or tuple: {place}")
         return
     if isinstance(theirs, list) and isinstance(ours, list) and theirs and ours:
-        _tensor(found, place, theirs, ours, with_checksums)
+        _tensor(found, place, theirs, ours, compared)
     elif theirs != ours:
         found.wrong.append(f"{place}: {theirs!r} and {ours!r}")
 
 
-def _tensor(found: Differences, place: str, theirs: list, ours: list, with_checksums: bool) -> None:
+def _tensor(found: Differences, place: str, theirs: list, ours: list, compared: _Compared) -> None:
     _same(found, place, theirs[:2], ours[:2])
     _, shape, one = theirs
     other = ours[2]
     if set(one) != set(other):
         found.wrong.append(f"{place}: keys {sorted(one)} and {sorted(other)}")
         return
-    size = max(1, math.prod(shape))
     for key, value in one.items():
         found.n_compared += 1
         if key in ("Max", "Min", "Mean", "Norm"):
-            scale = one["Norm"] / size**0.5 if key == "Mean" and one["Norm"] else 0.0
             if key == "Norm" and not shape and value is not None and value < 0:
                 found.intended.append(f"the norm of a scalar is not negative: {place}")
-            elif not _is_close(value, other[key], scale):
+            elif not compared.alike.accepts(key, theirs, other[key]):
                 found.wrong.append(f"{place} {key}: {value} and {other[key]}")
-        elif key == "md5" and not with_checksums:
+        elif key == "md5" and not compared.has_checksums:
             continue
         elif value != other[key]:
             found.wrong.append(f"{place} {key}: {value!r} and {other[key]!r}")
 
 
-def _is_close(one: Any, other: Any, scale: float) -> bool:
-    if one == other or (one is None and other is None):
-        return True
-    if not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
-        return False
-    if math.isnan(one) and math.isnan(other):
-        return True
-    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other), abs(scale))
-
-
-def _tensors(found: Differences, theirs: dict, ours: dict, with_checksums: bool) -> None:
+def _tensors(found: Differences, theirs: dict, ours: dict, compared: _Compared) -> None:
     for name in theirs.keys() | ours.keys():
         found.n_compared += 1
         is_turned = name.startswith("Primitive.") and ".backward.output." in name
@@ -244,5 +240,5 @@ def _tensors(found: Differences, theirs: dict, ours: dict, with_checksums: bool)
             found.intended.append(f"gradients of a primitive in the order of its arguments: {name}")
         elif ".BatchNorm." in name and ".output." in name:
             continue
-        elif with_checksums and theirs[name] != ours[name]:
+        elif compared.has_checksums and theirs[name] != ours[name]:
             found.wrong.append(f"values of {name} differ: {theirs[name]} and {ours[name]}")

@@ -1,6 +1,7 @@
 """The programs that are run under real msProbe and under ours, and the part of their files that is compared.
 
     CASES["mix md5 mlp"] ──> run_case(case, folder, PrecisionDebugger) ──> dump ──> extract(folder) ──> golden/*.json
+    CASES["mix md5 mlp"] ──> run_program(case, debugger) ──> the same without a folder, whoever watches
 
 Needs MindSpore only, so that a Python with msProbe and without windtunnel can run it too.
 """
@@ -16,11 +17,11 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import ops
+from mindspore import Parameter, ops
 
 from tests.mindspore.probe.models import build, train_step
 
-__all__ = ["CASES", "Case", "extract", "file_name", "run_case"]
+__all__ = ["CASES", "Case", "extract", "file_name", "run_case", "run_program"]
 
 _SECTION = ("scope", "list", "tensor_list", "data_mode", "summary_mode")
 
@@ -73,9 +74,13 @@ def run_case(case: Case, folder: Path, debugger_class: type) -> None:
     section = {key: keys.pop(key) for key in _SECTION if key in keys}
     config = {"dump_path": str(folder / "dump"), **keys, keys["task"]: section}
     (folder / "config.json").write_text(json.dumps(config))
-    debugger = debugger_class(config_path=str(folder / "config.json"))
+    run_program(case, debugger_class(config_path=str(folder / "config.json")))
+
+
+def run_program(case: Case, debugger: Any) -> list[Parameter]:
+    """Train the model of a case under a debugger; the weights it then has."""
     program = build(case.model)
-    if keys["level"] == "debug":
+    if case.keys["level"] == "debug":
         _save_points(program, debugger)
     if case.is_segmented:
         _stop_after_forward(program, debugger)
@@ -86,6 +91,7 @@ def run_case(case: Case, folder: Path, debugger_class: type) -> None:
         step()
         debugger.stop()
         debugger.step()
+    return program.network.trainable_params()
 
 
 def _save_points(program: Any, debugger: Any) -> None:

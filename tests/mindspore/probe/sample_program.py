@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-__all__ = ["SAMPLES", "run_sample"]
+__all__ = ["SAMPLES", "run_sample", "train_sample"]
 
 SAMPLES = {
     "ms_L0_statistics_statistics": ("L0", "statistics", "statistics"),
@@ -49,11 +49,15 @@ def run_sample(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | {task: section}))
     seed_all(1234)
-    debugger = debugger_class(config_path=str(folder / "config.json"))
+    train_sample(debugger_class(config_path=str(folder / "config.json")))
+
+
+def train_sample(debugger: Any) -> list[Tensor]:
+    """Train the sample under a debugger; the gradients of every step."""
     net, loss_fn = Net(debugger), nn.CrossEntropyLoss()
     optimizer = nn.SGD(net.trainable_params(), 0.1)
     gradients = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)
-    draw = np.random.RandomState(0)
+    draw, every = np.random.RandomState(0), []
     for _ in range(3):
         x = Tensor(draw.randn(2, 1, 4, 4).astype(np.float32))
         y = Tensor(np.array([0, 2], np.int32))
@@ -62,3 +66,5 @@ def run_sample(
         optimizer(found)
         debugger.stop()
         debugger.step()
+        every += found
+    return every
