@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from windtunnel.isolation.changes import FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.result import DeviceResult, RankResult, RunResult, UnknownValue
@@ -13,6 +14,21 @@ from windtunnel.units import GIB
 
 A100 = DeviceResult("a100-80gb", 80 * GIB)
 ASCEND = DeviceResult("ascend-910b-64gb", 64 * GIB)
+
+
+FILES = Files(
+    "guard",
+    "a sentence of the guard",
+    True,
+    (
+        FileChange("written", "/data/new.pt", 2 * GIB, None),
+        FileChange("removed", "/data/checkpoint-100", None, 3 * GIB),
+        FileChange("moved", "/data/<b>.bak", 5, None, moved_from="/data/model.pt"),
+    ),
+    n_more=7,
+    more_bytes=1024,
+    notes=("read-only here: /mnt",),
+)
 
 
 def timeline(points=6, peak=60 * GIB):

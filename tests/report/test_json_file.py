@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.runs import ASCEND, FITTING, LARGE, run_of
+from tests.report.runs import ASCEND, FILES, FITTING, LARGE, run_of
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment
@@ -28,7 +28,7 @@ FIXED_RANK = {
 
 def test_the_fixed_part_of_the_schema_is_there():
     document = json.loads(report_text(run_of(FITTING, device=ASCEND)))
-    assert set(document) == FIXED_RUN | {"mismatches", "time", "mesh"}
+    assert set(document) == FIXED_RUN | {"mismatches", "time", "mesh", "files"}
     assert document["device"] == {"name": "ascend-910b-64gb", "memory_bytes": 68719476736}
     (rank,) = document["ranks"]
     assert set(rank) >= FIXED_RANK
@@ -51,6 +51,23 @@ def test_the_axes_of_the_job_are_read_back_and_reports_without_them_are_read_too
     del document["mesh"]
     (tmp_path / "report.json").write_text(json.dumps(document))
     assert read_report(tmp_path / "report.json").mesh == ()
+
+
+def test_what_would_have_been_written_is_read_back_and_reports_without_it_are_read_too(tmp_path):
+    run = replace(run_of(FITTING), files=FILES)
+    write_report(tmp_path / "report.json", run)
+    assert read_report(tmp_path / "report.json").files == FILES
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["files"]["changes"][1] == {
+        "what": "removed", "path": "/data/checkpoint-100", "n_bytes": None, "n_bytes_before": 3 << 30, "moved_from": None,
+    }  # fmt: skip
+    document["files"]["changes"][1]["what"] = "eaten"
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptFile, match="a file that was eaten"):
+        read_report(tmp_path / "report.json")
+    del document["files"]
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert read_report(tmp_path / "report.json").files is None
 
 
 def test_byte_fields_are_whole_numbers():

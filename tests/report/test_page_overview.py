@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report.browser import complaints
-from tests.report.runs import FITTING, LARGE, run_of
+from tests.report.runs import FILES, FITTING, LARGE, run_of
 from tests.report.timed import TIME, timed_run
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.memory.attribution import ModuleShare, RoleBytes
@@ -63,6 +63,7 @@ RUNS = {
         )
     ),
     "warned": _warned(),
+    "written": replace(run_of(FITTING), files=FILES),
     "quiet": run_of(replace(FITTING, unknown_values=())),
 }
 
@@ -242,6 +243,17 @@ def test_warnings_are_counted_and_what_ranks_say_alike_is_said_once(show, browse
     assert f"{EVIL} never meets" in view.text
     assert "windtunnel.mock(" in view.text
     assert _rows(view, "warnings-builds") == [["layers.0-3", "4 s"]]
+
+
+def test_what_would_have_been_written_is_listed_what_is_lost_first(show):
+    view = show("written", "warnings")
+    assert _rows(view, "warnings-files") == [
+        ["removed", "", "3.00 GiB", "/data/checkpoint-100"],
+        ["moved", "5 B", "", "/data/<b>.bak (from /data/model.pt)"],
+        ["written", "2.00 GiB", "", "/data/new.pt"],
+    ]
+    assert "In this dry run a sentence of the guard; the network was off." in view.text
+    assert "and 7 smaller ones" in view.text
 
 
 def test_errors_of_failed_ranks_are_warnings(show):

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.report.runs import FITTING, LARGE, run_of
+from tests.report.runs import FILES, FITTING, LARGE, run_of
 from windtunnel.memory.attribution import LiveTensors, ModuleShare
+from windtunnel.report import terminal
 from windtunnel.report.result import RankResult, failed_rank, same_as
 from windtunnel.report.terminal import pencils_for, show_run
 from windtunnel.report.text_graph import ASCII, UNICODE
@@ -26,6 +27,25 @@ def test_the_facts_come_first_as_plain_lines_even_on_a_narrow_terminal():
     lines = _shown(run_of(FITTING), width=20).splitlines()
     assert lines[0] == "Device MOC memory size: 81920M"
     assert lines[4] == "Actual peak memory usage (with fragments): 67584M"
+
+
+def test_files_that_would_have_been_lost_come_first(monkeypatch):
+    monkeypatch.setattr(terminal, "_FILE_ROWS", 2)
+    text = _shown(replace(run_of(FITTING), files=FILES))
+    table = text[text.index("What the script would have written") :]
+    rows = [line.split() for line in table.splitlines()[3:6]]
+    assert rows == [
+        ["removed", "3.00", "GiB", "/data/checkpoint-100"],
+        ["moved", "5", "B", "/data/<b>.bak"],
+        ["(and", "8", "more)", "2.00", "GiB", "listed", "in", "report.json"],
+    ]
+    assert "Note: a sentence of the guard." in text
+    assert "Note: read-only here: /mnt." in text
+
+
+def test_a_layer_needs_no_words():
+    files = replace(FILES, protection="layer", changes=(), notes=())
+    assert "sentence" not in _shown(replace(run_of(FITTING), files=files))
 
 
 def test_every_part_of_the_report_is_there():

@@ -14,14 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SIMULATED_STORAGE", "FileChange", "Files", "layer_changes", "size_of_file"]
+__all__ = ["KINDS", "SIMULATED_STORAGE", "FileChange", "Files", "layer_changes", "size_of_file"]
+
+
+# What may happen to a file; first what a reader wants to know first.
+KINDS = ("removed", "replaced", "moved", "written", "metadata")
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
     """One file, or one folder that was removed or moved as a whole."""
 
-    what: str  # "written" (new), "replaced", "removed", "moved" or "metadata" (mode, owner or times only)
+    what: str  # one of KINDS; "written": new; "metadata": only its mode, owner or times
     path: str  # absolute, as the script names it
     n_bytes: int | None  # afterwards; None where it was removed
     n_bytes_before: int | None  # None where nothing was there

@@ -19,7 +19,7 @@ import numpy as np
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
-from windtunnel.isolation.changes import FileChange, Files
+from windtunnel.isolation.changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.json_time import (
@@ -111,6 +111,9 @@ def _files_of(document: dict[str, Any] | None) -> Files | None:
         return None
     known = {f.name: document[f.name] for f in fields(Files) if f.name in document}
     changes = [{f.name: change[f.name] for f in fields(FileChange)} for change in document["changes"]]
+    unknown = {change["what"] for change in changes} - set(KINDS)
+    if unknown:
+        raise ValueError(f"a file that was {min(unknown)}")
     return Files(
         **{
             **known,

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.isolation.changes import Files
+from windtunnel.isolation.changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
@@ -132,20 +132,20 @@ def _files(result: RunResult) -> list[RenderableType]:
 
 
 def _files_table(files: Files) -> FittedTable:
-    """The largest first; names are short where they are below the working folder."""
+    """First what it would have done to files that exist, then the largest; names below the working folder are short."""
     here = os.getcwd() + os.sep
-    largest = sorted(files.changes, key=lambda c: (-(c.n_bytes or 0), c.path))
+
+    def n_bytes(change: FileChange) -> int:
+        return (change.n_bytes_before if change.n_bytes is None else change.n_bytes) or 0
+
+    ordered = sorted(files.changes, key=lambda c: (KINDS.index(c.what), -n_bytes(c), c.path))
     rows = [
-        (
-            change.what,
-            "" if change.n_bytes is None else format_bytes(change.n_bytes),
-            change.path.removeprefix(here),
-        )
-        for change in largest[:_FILE_ROWS]
+        (change.what, format_bytes(n_bytes(change)), change.path.removeprefix(here))
+        for change in ordered[:_FILE_ROWS]
     ]
     n_more = len(files.changes) + files.n_more - len(rows)
     if n_more:
-        rest = sum(c.n_bytes or 0 for c in largest[_FILE_ROWS:]) + files.more_bytes
+        rest = sum(map(n_bytes, ordered[_FILE_ROWS:])) + files.more_bytes
         rows.append((f"(and {n_more:,} more)", format_bytes(rest), "listed in report.json"))
     return FittedTable(("what", "bytes", "file"), tuple(rows), (), "file")
 

@@ -109,7 +109,8 @@ function warningsFiles(files) {
   if (!files) return [];
   const protection = h("p", { class: "faint" }, `In this dry run ${files.sentence}; the network was ${files.is_network_off ? "off" : "on"}.`);
   if (!files.changes.length) return [h("h3", null, "The script would have written no files"), protection];
-  const size = (n) => n === null ? "" : bytes(n), rows = [...files.changes].sort((a, b) => (b.n_bytes ?? 0) - (a.n_bytes ?? 0));
+  const order = ["removed", "replaced", "moved", "written", "metadata"], size = (n) => n === null ? "" : bytes(n);
+  const rows = [...files.changes].sort((a, b) => order.indexOf(a.what) - order.indexOf(b.what) || (b.n_bytes ?? 0) - (a.n_bytes ?? 0));
   const more = Math.max(0, rows.length - WARNINGS_MOST_FILES) + files.n_more;
   return [h("h3", null, "What the script would have written"), protection, table([
     { title: "what", cell: (row) => row.what },
