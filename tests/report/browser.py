@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,21 @@ def open_browser(width: int = 1200, height: int = 800) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+def open_anew(driver: Any, path: Path, view: str = "") -> None:
+    """Open a page as it is at first, whatever was clicked in it before, and wait until it is drawn."""
+    driver.get("about:blank")  # another view of the page that is open would not load it again
+    driver.get(path.as_uri() + view)
+    await_page(driver)
+
+
+def await_page(driver: Any) -> None:
+    """Wait until the page that is open is drawn."""
+    driver.execute_async_script(
+        "const done = arguments[0]; (async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 20));"
+        " await windtunnel.ready(); requestAnimationFrame(() => requestAnimationFrame(done)); })()"
+    )
 
 
 def complaints(driver: Any) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import complaints, n_colours, open_anew, open_browser, pixels
 from tests.report.runs import FITTING, LARGE, run_of
 from tests.report.timed import TIME, timed_run
 from windtunnel.commands.compare_pages import comparison_page, is_run_folder
@@ -42,19 +42,16 @@ def driver():
 
 
 @pytest.fixture(scope="module")
-def page(driver, tmp_path_factory):
+def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("comparison") / "page.html"
     write_page(path, page_bytes("comparison", comparison_document("before", A, None, "after", B, None)))
-    _open(driver, path)
+    return path
+
+
+@pytest.fixture
+def page(driver, written):
+    open_anew(driver, written)
     return driver
-
-
-def _open(driver, path):
-    driver.get(path.as_uri())
-    driver.execute_async_script(
-        "const done = arguments[0]; (async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 20));"
-        " await windtunnel.ready(); requestAnimationFrame(() => requestAnimationFrame(done)); })()"
-    )
 
 
 def _click(driver, selector):
@@ -140,7 +137,7 @@ def test_times_are_compared_at_level_3(driver, tmp_path):
     slow = timed_run(time=replace(TIME, step_seconds=1.31))
     path = tmp_path / "page.html"
     write_page(path, page_bytes("comparison", comparison_document("a", timed_run(), None, "b", slow, None)))
-    _open(driver, path)
+    open_anew(driver, path)
     assert _rows(driver, "comparison-step") == [["whole step", "1 s", "1.31 s", "+310 ms", ""]]
     assert ["matmul", "500 ms", "500 ms", "same", ""] in _rows(driver, "comparison-classes")
     assert complaints(driver) == []

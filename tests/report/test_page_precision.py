@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.probe.dumps import Call, write_dump
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import complaints, n_colours, open_anew, open_browser, pixels
 from windtunnel import __version__
 from windtunnel.commands.compare_pages import precision_page
 from windtunnel.probe.call_states import call_states
@@ -68,14 +68,15 @@ def driver():
 
 
 @pytest.fixture(scope="module")
-def page(driver, dumps, tmp_path_factory):
+def written(dumps, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "compare.html"
     write_page(path, precision_page(*dumps)[0])
-    driver.get(path.as_uri())
-    driver.execute_async_script(
-        "const done = arguments[0]; (async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 20));"
-        " await windtunnel.ready(); requestAnimationFrame(() => requestAnimationFrame(done)); })()"
-    )
+    return path
+
+
+@pytest.fixture
+def page(driver, written):
+    open_anew(driver, written)
     return driver
 
 

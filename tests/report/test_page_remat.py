@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.remat.points import point
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import await_page, complaints, n_colours, open_anew, open_browser, pixels
 from tests.report.remat_results import OFF, POINTS, result
 from tests.report.test_advisor import ADVICE
 from windtunnel.report.advisor_table import advice_document
@@ -30,19 +30,16 @@ def curve():
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory, driver, curve):
+def written(tmp_path_factory, curve):
     path = tmp_path_factory.mktemp("remat") / "report.html"
     write_page(path, page_bytes("run", page_with(remat_part(curve), "1.2.3", None, None)))
-    driver.get(path.as_uri())
-    _ready(driver)
+    return path
+
+
+@pytest.fixture
+def page(driver, written):
+    open_anew(driver, written)
     return driver
-
-
-def _ready(driver):
-    driver.execute_async_script(
-        "const done = arguments[0]; (async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 20));"
-        " await windtunnel.ready(); requestAnimationFrame(() => requestAnimationFrame(done)); })()"
-    )
 
 
 def _text(driver, selector):
@@ -114,7 +111,7 @@ def test_two_charts_are_drawn_in_both_themes(page):
         page.execute_script(
             "document.documentElement.dataset.theme = arguments[0]; dispatchEvent(new Event('resize'))", theme
         )
-        _ready(page)
+        await_page(page)
         assert len(page.find_elements("css selector", ".remat-plots canvas")) == 2
         assert n_colours(pixels(page)) > 100
     assert complaints(page) == []
@@ -129,7 +126,7 @@ def test_policies_are_lines_to_switch_and_no_answer_is_said_too(driver, tmp_path
         path = tmp_path / f"{name}.html"
         write_page(path, page_bytes("run", page_with(remat_part(found), "1.2.3", None, None)))
         driver.get(path.as_uri())
-        _ready(driver)
+        await_page(driver)
         assert complaints(driver) == []
         if name == "many":
             buttons = driver.find_elements("css selector", "#view-remat [aria-pressed]")
@@ -145,7 +142,7 @@ def test_an_advice_is_a_picture_of_every_way_with_the_recommended_one_marked(dri
     path = tmp_path / "report.html"
     write_page(path, page_bytes("run", page_with(advice_part(ADVICE, f"{EVIL}.py", "a100"), "1", None, None)))
     driver.get(path.as_uri())
-    _ready(driver)
+    await_page(driver)
     document = advice_document(ADVICE)
     assert _text(driver, "#view-advice h1") == document["answer"]
     rows = driver.execute_script(

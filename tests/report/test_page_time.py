@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.browser import complaints, n_colours, open_browser, pixels
+from tests.report.browser import complaints, n_colours, open_anew, pixels
 from tests.report.timed import FAST, PROFILE, SLOW, TIME, timed_rank, timed_run
 from tests.report.traces import BAD, some_memory, two_ranks
 from windtunnel.report.page_run import run_document
@@ -32,20 +32,19 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory, trace):
+def written(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("page") / "report.html"
     profile = replace(PROFILE, by_module=MODULES)
     run = timed_run(timed_rank(FAST, profile), timed_rank(SLOW, replace(profile, n_kernels=7)))
     run = replace(run, time=replace(TIME, notes=(BAD,)))
     path.write_bytes(page_bytes("run", run_document(run, "timed", trace=trace)))
-    with open_browser(1280, 1000) as driver:
-        driver.get(path.as_uri() + "#time")
-        driver.execute_async_script(
-            "const done = arguments[0];"
-            "(async () => { while (!window.windtunnel) await new Promise(r => setTimeout(r, 10));"
-            " await windtunnel.ready(); requestAnimationFrame(() => requestAnimationFrame(done)); })()"
-        )
-        yield driver
+    return path
+
+
+@pytest.fixture
+def shown(browser, written):
+    open_anew(browser, written, "#time")
+    return browser
 
 
 @pytest.fixture(autouse=True)

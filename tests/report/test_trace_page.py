@@ -34,14 +34,24 @@ def test_a_large_trace_is_thinned_and_the_page_says_so(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """The page in a browser: one start for all tests."""
+def driver():
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "trace.html"
     ranks = two_ranks()
     trace_page(path, ranks, memories=[some_memory(len(recording)) for recording, _ in ranks])
-    with open_browser() as driver:
-        driver.get(path.as_uri())
-        yield driver
+    return path
+
+
+@pytest.fixture
+def shown(driver, written):
+    """The page as it is at first: one start of the browser for all tests."""
+    driver.get(written.as_uri())
+    return driver
 
 
 def _hover(driver, name):
