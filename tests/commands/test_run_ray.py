@@ -10,6 +10,7 @@ import pytest
 
 from tests.commands.cli import SCRIPTS, read_json, windtunnel
 from windtunnel.commands.main import main
+from windtunnel.errors import UsageError
 from windtunnel.events.file import read_recording
 
 STAGES = SCRIPTS / "stages.py"
@@ -58,6 +59,31 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path, monkeypatch, c
         address = f"127.0.0.1:{closed.getsockname()[1]}"  # bound, but nobody listens
         assert main(["run", "--executor", f"ray:{address}", str(STAGES)]) == 2
     assert capsys.readouterr().err.startswith(f"windtunnel: no Ray cluster answers at {address}: ")
+
+
+@needs_ray
+@pytest.mark.parametrize(("n_late", "is_used"), [(0, True), (2, True), (3, False)])
+def test_a_ray_that_comes_up_late_on_this_machine_is_started_again(monkeypatch, n_late, is_used):
+    from windtunnel.commands import ray_executor
+
+    starts = []
+
+    def init(**_):
+        starts.append(len(starts))
+        if len(starts) <= n_late:
+            raise Exception("The current node timed out during startup.\nThis could happen")  # as Ray does
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it is set otherwise, for every test after this one
+    monkeypatch.setattr(ray_executor.ray, "init", init)
+    if is_used:
+        assert ray_executor._connect("") is False
+    else:
+        with pytest.raises(
+            UsageError, match=r"^cannot use Ray on this machine: .* timed out during startup\. "
+        ):
+            ray_executor._connect("")
+    assert len(starts) == min(n_late + 1, 3)
 
 
 def test_without_ray_the_package_to_install_is_named(tmp_path, monkeypatch, capsys):

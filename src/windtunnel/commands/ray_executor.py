@@ -42,6 +42,7 @@ _RETRIES = 3  # of a rank whose worker or machine died
 _LINES_EVERY_S = 0.3
 _MOST_WAITING = 100_000  # ranks that may wait for mail at the same time
 _CONNECT_S = 10.0
+_TRIES_HERE = 3  # Ray gives a node of its own 30 s to come up, and a busy machine may need more
 _CHECK = "check the address with `ray status --address ADDRESS`, or leave --executor out"
 _AGAIN = "a Ray worker died while it ran this rank: it was run again"
 _GONE = f"the Ray worker of this rank died {_RETRIES + 1} times, often because memory ran out"
@@ -161,12 +162,17 @@ def _connect(address: str) -> bool:
     is_elsewhere = bool(address)
     _check_address(address)
     more = {"runtime_env": {"working_dir": os.getcwd()}} if is_elsewhere else {"include_dashboard": False}
-    try:
-        ray.init(address=address or None, logging_level="ERROR", log_to_driver=False, **more)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        place = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        raise UsageError(f"cannot use {place}: {reason}", hint=_CHECK) from error
+    for n_left in reversed(range(1 if is_elsewhere else _TRIES_HERE)):
+        try:
+            ray.init(address=address or None, logging_level="ERROR", log_to_driver=False, **more)
+        except Exception as error:  # what it says of a node that came up late is no class of its own
+            ray.shutdown()
+            if n_left:
+                continue
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            place = f"the Ray cluster at {address}" if address else "Ray on this machine"
+            raise UsageError(f"cannot use {place}: {reason}", hint=_CHECK) from error
+        break
     return is_elsewhere
 
 
