@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_PATIENCE_S = 300
+_PATIENCE_S = 1200  # several times what the slowest takes on one busy core
 
 
 def made_once(factory: Any, name: str, make: Callable[[Path], None]) -> Path:

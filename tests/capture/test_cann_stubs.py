@@ -198,10 +198,8 @@ def test_a_receive_has_no_input_and_is_listed(stubs, tmp_path):
 
 
 def test_they_are_made_once(stubs, wheel, cache, monkeypatch):
-    monkeypatch.setattr(cann_stubs, "_build", None)
-    started = time.perf_counter()
+    monkeypatch.setattr(cann_stubs, "_build", None)  # building once more would fail
     assert stubs_for(wheel, cache) == stubs
-    assert time.perf_counter() - started < 0.1
     assert [path.name for path in cache.iterdir()] == [stubs.folder.parents[1].name]
 
 

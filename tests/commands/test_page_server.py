@@ -214,7 +214,7 @@ def test_ctrl_c_ends_it_quietly(folder):
     with viewing(folder, "--no-open") as (process, (address, said)):
         assert ask(address.strip(), b"HEAD PATH HTTP/1.1\r\nHost: HOST\r\n\r\n")[0] == "200 OK"
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=10)
+        rest, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert said == f"shows {folder} to this machine only; Ctrl-C ends it\n"
     assert (rest, errors) == ("\nthe page is no longer shown\n", "")
@@ -231,4 +231,4 @@ def test_clients_that_break_off_are_not_spoken_of(folder):
             connection.close()
         assert ask(address.strip(), b"GET PATH HTTP/1.1\r\nHost: HOST\r\n\r\n")[2] == PAGE
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=10)[1] == ""
+        assert process.communicate(timeout=120)[1] == ""

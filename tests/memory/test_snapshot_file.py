@@ -147,14 +147,18 @@ def test_the_format_of_torch_2_0_is_read(tmp_path):
 
 
 class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def __reduce__(self):
-        return (open, ("/tmp/windtunnel-trap", "w"))
+        return (open, (str(self.path), "w"))
 
 
 def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path):
+    trap = tmp_path / "trap"
     with pytest.raises(CorruptFile, match="asks to run"):
-        read_snapshot(_pickle(tmp_path, {"segments": [], "device_traces": [], "more": Trap()}))
-    assert not Path("/tmp/windtunnel-trap").exists()
+        read_snapshot(_pickle(tmp_path, {"segments": [], "device_traces": [], "more": Trap(trap)}))
+    assert not trap.exists()
 
 
 @pytest.mark.parametrize(

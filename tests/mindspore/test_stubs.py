@@ -6,11 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from windtunnel.capture import cann_stubs
 from windtunnel.capture.cann_stubs import CannStubs, stubs_for
 from windtunnel.capture.elf_reader import read_library
 from windtunnel.errors import NoToolchain
@@ -160,10 +160,9 @@ def test_only_cann_is_stubbed(stubs):
     assert {"aclInit", "aclrtMalloc", "HcclAllReduce", "_ZN2ge13StatusFactory8InstanceEv"} <= made
 
 
-def test_a_second_use_costs_nothing(stubs):
-    started = time.perf_counter()
+def test_a_second_use_builds_nothing(stubs, monkeypatch):
+    monkeypatch.setattr(cann_stubs, "_build", None)  # building once more would fail
     assert stubs_for(location_of("mindspore")) == stubs
-    assert time.perf_counter() - started < 0.1
 
 
 def test_the_wheel_is_found_without_importing_it():
