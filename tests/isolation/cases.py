@@ -191,6 +191,13 @@ _FILES = [
     _case("hard_linked_write", replaced("ck/first.bin", 1100), maybe=("ck/second.bin",)),
     _case("sqlite_update", replaced("ck/runs.sqlite", 8192)),
     _case("temporary_then_replace", replaced("ck/best.json", 11)),
+    _case(
+        "odd_names",
+        moved("ck/a, b:c/two\nlines", "ck/best.json"), written("ck/\udcff\udcfe.pt", 16), written("ck/модель 模型.pt", 16),
+    ),
+    _case("sparse_file", replaced("ck/tokens.bin", 200_000_000_000), alone=True),
+    _case("attributes", maybe=("ck/model.pt", "ck/optimizer.pt")),
+    _case("compressed", *(replaced(f"ck/{name}") for name in ("log.txt", "metrics.csv", "state.pickle", "best.json"))),
     _case("log_handler", replaced("ck/log.txt", 7)),
     _case(
         "events_file",
@@ -234,6 +241,8 @@ _OTHER_WRITERS = [
         denied=True,
     ),
     _case("command_mv", moved("ck/model.pt", "ck/optimizer.pt"), moved("ck/older", "ck/old"), denied=True),
+    _case("arrow_table", replaced("ck/metrics.csv"), denied=True),
+    _case("shell", removed("ck/old"), moved("ck/log.old", "ck/log.txt"), replaced("ck/best.json", 3), denied=True),
     _case("command_rm", removed("ck/old"), denied=True),
     _case(
         "command_cp",
