@@ -26,7 +26,7 @@ from tests.isolation.tree import fingerprint, sizes
 
 LIGHT = [case for case in CASES if not case.alone and not case.heavy]
 HEAVY = [case for case in CASES if case.heavy]
-IN_EVERY_SUITE = {"ends_with_error", "ends_killed", "ends_later", "two_ranks"}
+IN_EVERY_SUITE = {"ends_killed", "ends_later", "two_ranks"}
 
 
 def _in_modes(ordinary: tuple[str, ...]) -> list:
