@@ -154,13 +154,26 @@ def test_a_reader_that_leaves_early_costs_nothing(tmp_path):
     assert read_json(tmp_path / "windtunnel-out")["ranks"][0]["steps"] == 3
 
 
-def test_force_removes_only_what_windtunnel_wrote(tmp_path):
+@pytest.mark.parametrize(
+    "mine", ["memory-notes.txt", ".report.html.mine", "rank0/mine.txt", "rankings/run.log"]
+)
+def test_a_folder_with_other_files_is_refused_as_it_is(tmp_path, mine):
+    """It would be the one folder in which a script could do harm."""
+    out = tmp_path / "out"
+    (out / mine).parent.mkdir(parents=True)
+    (out / mine).write_text("mine")
+    (out / "report.json").write_text("from an earlier run")
+    done = windtunnel("run", "--force", "--out", out, "--level", 0, SCRIPTS / "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"holds {mine}, which is not of an earlier run" in done.stderr
+    assert (out / mine).read_text() == "mine"
+    assert (out / "report.json").read_text() == "from an earlier run"
+
+
+def test_force_removes_what_windtunnel_wrote(tmp_path):
     out = tmp_path / "out"
     (out / "rank0").mkdir(parents=True)
     (out / "rank7").mkdir()
-    (out / "rankings").mkdir()
-    for mine in ("memory-notes.txt", ".report.html.mine", "rank0/mine.txt", "rankings/run.log"):
-        (out / mine).write_text("mine")
     for ours in (
         "report.json",
         "report.html",
@@ -177,10 +190,7 @@ def test_force_removes_only_what_windtunnel_wrote(tmp_path):
     )
     assert done.returncode == 0
     kept = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    assert kept == [
-        ".report.html.mine", "memory-notes.txt", "rank0/mine.txt", "rank0/recording.arrows", "rank0/run.log",
-        "rankings/run.log", "report.json",
-    ]  # fmt: skip
+    assert kept == ["rank0/recording.arrows", "rank0/run.log", "report.json"]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,49 @@ def test_a_folder_can_be_renamed(isolation, here):
         assert isolation.files().changes[0].moved_from == str(here / "dir")
 
 
+def test_files_that_are_renamed_or_linked_are_told_with_their_bytes(isolation, here, tmp_path):
+    def script():
+        os.rename("old.pt", "old.bak")  # and something new takes its name
+        Path("old.pt").write_text("newer")
+        os.replace("same", "mode")
+        os.link("dir/c", "linked")
+        assert Path("mode").read_text() == "same"
+
+    in_layer(isolation, script)
+    if isolation.files().sentence.endswith("user namespace"):  # files are copied there
+        assert listed(isolation, here) == [
+            ("written", "linked", 1, None), ("replaced", "mode", 4, 1), ("written", "old.bak", 3, None),
+            ("replaced", "old.pt", 5, 3), ("removed", "same", None, 4),
+        ]  # fmt: skip
+    else:
+        assert listed(isolation, here) == [
+            ("written", "linked", 1, None), ("moved", "mode", 4, 1), ("moved", "old.bak", 3, None),
+            ("replaced", "old.pt", 5, 3),
+        ]  # fmt: skip
+    isolation.keep(tmp_path / "kept", here)
+    kept = {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {"linked": "c", "mode": "same", "old.bak": "old", "old.pt": "newer"}
+
+
+def test_what_a_moved_folder_held_is_not_told_as_removed(isolation, here):
+    def script():
+        os.rename("gone", "moved")
+        os.mkdir("gone")
+        Path("gone/new").write_text("n")
+
+    in_layer(isolation, script)
+    if not isolation.files().sentence.endswith("user namespace"):
+        assert listed(isolation, here) == [("written", "gone/new", 1, None), ("moved", "moved", 5, None)]
+
+
+def test_a_sparse_file_of_terabytes_is_not_read(tmp_path):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 42)
+        file.seek(1 << 41)
+        file.write(SIMULATED_STORAGE.format(number="7.1", n_bytes=1 << 20).encode())
+    assert size_of_file(str(tmp_path / "sparse")) == (1 << 42) + (1 << 20)
+
+
 def test_programs_that_the_script_starts_share_the_layer(isolation, here):
     def script():
         subprocess.run("rm -r gone; echo new > old.pt; cat old.pt > copy", shell=True, check=True)

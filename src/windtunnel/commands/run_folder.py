@@ -20,6 +20,8 @@ _FILES_OF_RANK = (
     "run.log", "recording.arrows", "memory.png", "memory.svg", "memory_block.csv", "snapshot.pickle",
     "trace_view.json", "task.json", "crash.txt",
 )  # fmt: skip
+_RANK = re.compile(r"rank\d+")
+_HALF = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}")  # of a run that was killed while it wrote
 
 
 def prepare_folder(folder: Path, force: bool) -> None:
@@ -51,13 +53,25 @@ def prepare_folder(folder: Path, force: bool) -> None:
 
 
 def _remove_earlier_run(folder: Path) -> None:
-    for name in _FILES_OF_RUN:
-        (folder / name).unlink(missing_ok=True)
-        for half in folder.glob(f".{name}.????????"):  # of a run that was killed while it wrote
-            half.unlink(missing_ok=True)
+    """Refuse a folder with anything else in it: it is the one place where what a script does is real."""
+    found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    foreign = sorted(path.relative_to(folder) for path in found if not _is_of_run(path.relative_to(folder)))
+    if foreign:
+        raise UsageError(
+            f"--out {folder} holds {foreign[0]}, which is not of an earlier run: in this folder a script's writes are real",
+            hint="name a folder of its own with --out",
+        )
+    for path in found:
+        path.unlink(missing_ok=True)
     for rank in folder.iterdir():
-        if re.fullmatch(r"rank\d+", rank.name) and rank.is_dir() and not rank.is_symlink():
-            for name in _FILES_OF_RANK:
-                (rank / name).unlink(missing_ok=True)
-            if not any(rank.iterdir()):
-                rank.rmdir()
+        if _RANK.fullmatch(rank.name) and rank.is_dir() and not any(rank.iterdir()):
+            rank.rmdir()
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether windtunnel wrote this file, named from the folder of a run."""
+    half = _HALF.fullmatch(path.name)
+    name = half["name"] if half else path.name
+    if len(path.parts) == 1:
+        return name in _FILES_OF_RUN
+    return len(path.parts) == 2 and bool(_RANK.fullmatch(path.parts[0])) and name in _FILES_OF_RANK

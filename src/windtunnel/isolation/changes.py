@@ -7,14 +7,24 @@ It runs outside the layer, after the script: there the real files are what they 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-__all__ = ["KINDS", "SIMULATED_STORAGE", "FileChange", "Files", "layer_changes", "size_of_file"]
+__all__ = [
+    "KINDS",
+    "SIMULATED_STORAGE",
+    "FileChange",
+    "Files",
+    "layer_changes",
+    "size_of_file",
+    "written_content",
+]
 
 
 # What may happen to a file; first what a reader wants to know first.
@@ -68,12 +78,34 @@ def size_of_file(path: str) -> int:
     try:
         with open(path, "rb") as file:
             end = b""
-            while block := file.read(_BLOCK):
+            for block in _blocks(file):
                 storages |= _NAMED_STORAGE.findall(end + block)
                 end = block[-_LONGEST_NAME:]
     except OSError:
         return info.st_size
     return info.st_size + sum(map(int, storages.values()))
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """What was written to a file: of a sparse one of terabytes, only that."""
+    if not hasattr(os, "SEEK_DATA"):
+        yield from iter(lambda: file.read(_BLOCK), b"")
+        return
+    at = 0
+    while True:
+        try:
+            at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                return
+            raise
+        end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+        while at < end:
+            block = os.pread(file.fileno(), min(_BLOCK, end - at), at)
+            if not block:
+                return
+            yield block
+            at += len(block)
 
 
 class _Overlay:
@@ -85,9 +117,10 @@ class _Overlay:
     def changes(self) -> Iterator[FileChange]:
         lower = self._lower.rstrip("/")
         found = list(self._walk(str(self._upper), lower, lower, False))
-        moved = {change.moved_from for change in found}
+        moved = {change.moved_from for change in found if change.moved_from is not None}
         for change in found:
-            if change.what != "removed" or change.path not in moved:  # a move leaves its old place empty
+            places = (change.path, *map(str, Path(change.path).parents))
+            if change.what != "removed" or moved.isdisjoint(places):  # a move leaves its old place empty
                 yield change
 
     def _walk(self, upper: str, lower: str, shown: str, is_opaque: bool) -> Iterator[FileChange]:
@@ -110,6 +143,12 @@ class _Overlay:
             yield from self._folder(up, low, path, was)
         elif not (stat.S_ISREG(is_now.st_mode) or stat.S_ISLNK(is_now.st_mode)):
             return  # a socket or a pipe holds nothing
+        elif _attribute(up, "metacopy") is not None and (origin := self._origin(up, low)) not in (None, low):
+            before = None if was is None else _total(low)
+            what = "moved" if self._is_gone(origin) else "written" if was is None else "replaced"
+            yield FileChange(
+                what, path, _total(origin), before, moved_from=origin if what == "moved" else None
+            )
         elif was is None:
             yield FileChange("written", path, size_of_file(up), None)
         elif _attribute(up, "metacopy") is not None or _is_same(up, low, is_now, was):
@@ -120,12 +159,8 @@ class _Overlay:
             yield FileChange("replaced", path, size_of_file(up), _total(low))
 
     def _folder(self, up: str, low: str, path: str, was: os.stat_result | None) -> Iterator[FileChange]:
-        origin = _attribute(up, "redirect")
-        if origin is not None:
-            name = os.fsdecode(origin)
-            source = (
-                self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
-            )
+        source = self._origin(up, low)
+        if source is not None:
             yield FileChange("moved", path, _total(source), None, moved_from=source)
             yield from self._walk(up, source, path, False)
             return
@@ -133,6 +168,41 @@ class _Overlay:
         if was is not None and not stat.S_ISDIR(was.st_mode):
             yield FileChange("removed", path, None, was.st_size)
         yield from self._walk(up, low, path, is_opaque)
+
+    def content(self, path: str) -> str:
+        """Where the bytes of a file are that the script sees at this path."""
+        up = str(self._upper / os.path.relpath(path, self._lower))
+        return up if _attribute(up, "metacopy") is None else self._origin(up, path) or path
+
+    def _origin(self, up: str, low: str) -> str | None:
+        """The real path that something in the upper folder was renamed or linked from."""
+        redirect = _attribute(up, "redirect")
+        if redirect is None:
+            return None
+        name = os.fsdecode(redirect)
+        return self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
+
+    def _is_gone(self, origin: str) -> bool:
+        """Whether the script no longer finds, under its old name, what is really there."""
+        at, is_opaque = str(self._upper), False
+        for name in os.path.relpath(origin, self._lower).split(os.sep):
+            at = f"{at}/{name}"
+            info = _lstat(at)
+            if info is None:
+                return is_opaque
+            if not stat.S_ISDIR(info.st_mode):
+                return _attribute(at, "metacopy") is None
+            is_opaque = is_opaque or _attribute(at, "opaque") == b"y"
+        return True
+
+
+def written_content(folders: Mapping[str, str], path: str) -> str:
+    """Where the bytes of a file that a layer's script wrote are now."""
+    covering = [
+        (lower, parts) for parts, lower in folders.items() if path.startswith(lower.rstrip("/") + "/")
+    ]
+    lower, parts = max(covering, key=lambda pair: len(pair[0]))
+    return _Overlay(Path(parts), lower).content(path)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

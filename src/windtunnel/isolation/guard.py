@@ -38,7 +38,7 @@ def enter_guard(base: Path, allowed: Sequence[Path]) -> str:
     install_shadow(base, allowed)
     if is_denied:
         return (
-            "the kernel denies every write outside the run's own folders (Landlock), "
+            "the kernel denies every write outside the run's own folders and /dev/shm (Landlock), "
             "and Python's file functions are redirected; what a library or program writes by itself fails"
         )
     return (

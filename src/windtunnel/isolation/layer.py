@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from windtunnel.errors import UsageError
-from windtunnel.isolation.changes import FileChange, Files, layer_changes
+from windtunnel.isolation.changes import FileChange, Files, layer_changes, written_content
 from windtunnel.isolation.entrance import Order, State
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
@@ -73,7 +73,11 @@ class Isolation:
                     or _NOT_WORTH_TELLING.search(change.path)
                 ):
                     continue
-                source = change.moved_from or _where_written(base, state, change.path)
+                is_layer = state.kind == "layer"
+                written = (
+                    written_content(state.folders, change.path) if is_layer else f"{base}/upper{change.path}"
+                )
+                source = change.moved_from or written
                 path = Path(change.path)
                 target = folder / (
                     path.relative_to(here) if path.is_relative_to(here) else path.relative_to("/")
@@ -160,19 +164,6 @@ def _changes(base: Path, state: State) -> list[FileChange]:
     from windtunnel.isolation.shadow_changes import shadow_changes
 
     return shadow_changes(base)
-
-
-def _where_written(base: Path, state: State, path: str) -> str:
-    """Where the bytes of this file are now."""
-    if state.kind == "guard":
-        return f"{base}/upper{path}"
-    covering = [(lower, parts) for parts, lower in state.folders.items() if _is_below(path, lower)]
-    lower, parts = max(covering, key=lambda pair: len(pair[0]))
-    return f"{parts}/upper/{os.path.relpath(path, lower)}"
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip("/") + "/")
 
 
 def _copy(source: str, target: Path) -> None:
