@@ -32,14 +32,13 @@ def test_files_in_shared_memory_stay(mode):
     assert is_there, said
 
 
-@pytest.mark.thorough
-def test_other_files_in_the_folder_of_the_report_stay():
+def test_a_folder_with_other_files_is_no_folder_for_a_report():
     with site("as_is", "report_folder") as at:
         at.out.mkdir()
         mine = at.out / "checkpoint-100" / "model.pt"
         mine.parent.mkdir()
         mine.write_text("of an earlier training")
-        _, said = wait(at, start(at, PROGRAMS / "removes.py", at.out, name="report_folder"))
-        if not mine.exists():
-            pytest.xfail("--force --out FOLDER lets a script write to everything in it")
+        code, said = wait(at, start(at, PROGRAMS / "removes.py", at.out, name="report_folder"))
         assert mine.read_text() == "of an earlier training", said
+        assert "is not of an earlier run: in this folder a script's writes are real" in " ".join(said.split())
+        assert code == 2
