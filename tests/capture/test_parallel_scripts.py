@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Collective
@@ -94,8 +95,10 @@ def test_fsdp2_holds_padded_shards_and_gathers_a_block_at_a_time(tmp_path):
             sizes for sizes in collectives(tmp_path, rank, "c10d.reduce_scatter") if sizes[1] == gathered
         ]
         assert scattered == [(N * gathered, gathered)] * 4 * 3  # four blocks, three steps
-        # at the peak: what one block was gathered into, and the gradients of one block on their way out
-        assert held(ranks[rank], "communication") == 2 * blocks([(N * gathered,)])
+        # at the peak: what one block was gathered into, and the gradients of one block on their way out; in torch 2.12
+        # a variable of a loop that has ended still holds those of the block before
+        n_leaving = 1 if hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers") else 2
+        assert held(ranks[rank], "communication") == (1 + n_leaving) * blocks([(N * gathered,)])
 
 
 def test_tensor_parallel_weights_are_exact_shards(tmp_path):

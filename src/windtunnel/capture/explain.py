@@ -60,6 +60,10 @@ _RULES: tuple[tuple[str, str], ...] = (
         _MODEL + "a convolution with a kernel of {b} was given an image of only {a}",
     ),
     (
+        r"Given input size per channel: (?P<a>\[.*?\])\. Calculated output size .*too small",
+        _MODEL + "a convolution was given an image of only {a}, smaller than its kernel",
+    ),
+    (
         r"running_mean should contain (?P<b>\d+) elements not (?P<a>\d+)",
         _MODEL + "a batch normalisation of {a} channels was given {b}",
     ),

@@ -50,6 +50,12 @@ def _flip(op: Any, source: Tensor, dims: Any) -> Tensor:
     return torch.empty_like(source)
 
 
+@_rule("_standard_gamma", "_transformer_encoder_layer_fwd")
+def _like_the_first(op: Any, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """torch 2.12 has no meta kernel for these; later versions say the same."""
+    return torch.empty_like(source)
+
+
 @_rule("_thnn_fused_gru_cell")
 def _gru_cell(
     op: Any, input_gates: Tensor, hidden_gates: Tensor, hidden: Tensor, *biases: Any
