@@ -10,7 +10,7 @@ MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 # Tests start hundreds of interpreters: each would compile our files once more.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test thorough shuffled check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean
+.PHONY: help demo test thorough shuffled check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean matrix
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,11 +40,17 @@ thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  #
 	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 	@$(MS_TESTS) -m "thorough or not thorough"
 
+<<<<<<< HEAD
 # A test that leans on the one before it, or on a file left behind, fails here sooner or later; the seed is printed.
 SEED := $(or $(SEED),$(shell date +%s))
 shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in an order of chance; SEED=7 for one order again
 	@$(BIN)/python -m pytest -n 2 --shuffle $(SEED)
 	@$(MS_TESTS) --shuffle $(SEED)
+=======
+# Its virtual environments are made by the script: one for each pair of torch and Python, several gigabytes each.
+matrix:  ## the tests that depend on torch, with torch 2.12 to 2.15 and Python 3.10 to 3.13 (MATRIX=2.15: one of them)
+	@$(PYTHON) -m tests.matrix $(MATRIX)
+>>>>>>> 32e726e (make matrix: the tests that depend on torch, with every torch and Python in a virtual environment of its own)
 
 check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
@@ -150,4 +156,4 @@ chart-library:  ## fetch the charting library of the pages again (needs npm)
 	  cp $$work/package/LICENSE $(VENDOR)/uPlot.LICENSE && rm -r $$work && echo "$(UPLOT) is in $(VENDOR)"
 
 clean:  ## remove the virtual environment and outputs
-	rm -rf $(VENV) $(VENV)-msprobe $(VENV)-mindspore $(VENV)-msprobe-mindspore windtunnel-out*
+	rm -rf $(VENV) $(VENV)-msprobe $(VENV)-mindspore $(VENV)-msprobe-mindspore .venv-torch* windtunnel-out*
