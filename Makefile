@@ -40,17 +40,14 @@ thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  #
 	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 	@$(MS_TESTS) -m "thorough or not thorough"
 
-<<<<<<< HEAD
 # A test that leans on the one before it, or on a file left behind, fails here sooner or later; the seed is printed.
 SEED := $(or $(SEED),$(shell date +%s))
 shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in an order of chance; SEED=7 for one order again
 	@$(BIN)/python -m pytest -n 2 --shuffle $(SEED)
 	@$(MS_TESTS) --shuffle $(SEED)
-=======
 # Its virtual environments are made by the script: one for each pair of torch and Python, several gigabytes each.
 matrix:  ## the tests that depend on torch, with torch 2.12 to 2.15 and Python 3.10 to 3.13 (MATRIX=2.15: one of them)
 	@$(PYTHON) -m tests.matrix $(MATRIX)
->>>>>>> 32e726e (make matrix: the tests that depend on torch, with every torch and Python in a virtual environment of its own)
 
 check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint and test
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
