@@ -126,7 +126,7 @@ def _run(folder: Path, script: Path, ranks: str, n_ranks: int):
         [*command, "--nproc-per-node", "4", "--out", str(out), str(script)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout
     return json.loads((out / "report.json").read_text(encoding="utf-8"))

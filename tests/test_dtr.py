@@ -148,7 +148,7 @@ def _imported(environment, program="import windtunnel.dtr as d; print(d.eviction
         capture_output=True,
         text=True,
         env=os.environ | environment,
-        timeout=120,
+        timeout=900,
     )
 
 

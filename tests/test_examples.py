@@ -15,7 +15,7 @@ _EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def run(tmp_path: Path, *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -72,7 +72,7 @@ def test_the_mistake_of_the_precision_example_is_named(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Functional.layer_norm.2.forward" in json.loads(done.stdout)["first_divergence"]["item"]

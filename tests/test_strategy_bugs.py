@@ -147,6 +147,6 @@ def _run(folder: Path, middle: str, n_ranks: int = 2) -> subprocess.CompletedPro
         [*command, "--out", str(folder / "out"), str(script)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, "COLUMNS": "200"},
     )

@@ -25,7 +25,7 @@ def run(folder: Path, script: Path, *arguments: str, ranks: str = f"0,{N - 1}") 
         *(sys.executable, "-m", "windtunnel.commands.main", "run", "--world-size", str(N), "--ranks", ranks),
         *("--out", str(folder / "out"), str(script), *arguments),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((folder / "out" / "report.json").read_text())
     found = {rank["rank"]: rank for rank in report["ranks"]}

@@ -24,7 +24,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, dict, str]:
         str(tmp_path / "out"),
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=900)
     return (
         done.returncode,
         json.loads((tmp_path / "out" / "report.json").read_text()),

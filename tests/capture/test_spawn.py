@@ -60,6 +60,6 @@ def _run(folder, script, *options, code=0):
         str(folder / "out"),
         str(path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == code, done.stdout
     return json.loads((folder / "out" / "report.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.commands.cli import COMMAND, environment
+from tests.commands.cli import COMMAND, PATIENCE_S, environment
 from windtunnel.commands import page_server
 from windtunnel.commands.page_server import PageServer
 
@@ -52,7 +52,7 @@ def ask(address, request, host=None):
     """Send bytes, in which PATH and HOST stand for what they should be; read until the server closes."""
     parts = urlsplit(address)
     request = request.replace(b"PATH", parts.path.encode()).replace(b"HOST", (host or parts.netloc).encode())
-    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as connection:
         connection.sendall(request)
         answer = b""
         while piece := connection.recv(1 << 20):
@@ -186,7 +186,7 @@ def test_patience_with_a_silent_client_has_an_end(monkeypatch):
 
 def test_two_clients_at_once_get_it_whole(address):
     parts = urlsplit(address)
-    clients = [HTTPConnection(parts.netloc, timeout=30) for _ in range(2)]
+    clients = [HTTPConnection(parts.netloc, timeout=PATIENCE_S) for _ in range(2)]
     for client in clients:
         client.request("GET", parts.path)
     answers = [client.getresponse() for client in clients]
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_it_quietly(folder):
     with viewing(folder, "--no-open") as (process, (address, said)):
         assert ask(address.strip(), b"HEAD PATH HTTP/1.1\r\nHost: HOST\r\n\r\n")[0] == "200 OK"
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=120)
+        rest, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert said == f"shows {folder} to this machine only; Ctrl-C ends it\n"
     assert (rest, errors) == ("\nthe page is no longer shown\n", "")
@@ -231,4 +231,4 @@ def test_clients_that_break_off_are_not_spoken_of(folder):
             connection.close()
         assert ask(address.strip(), b"GET PATH HTTP/1.1\r\nHost: HOST\r\n\r\n")[2] == PAGE
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=120)[1] == ""
+        assert process.communicate(timeout=PATIENCE_S)[1] == ""

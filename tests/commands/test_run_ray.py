@@ -18,7 +18,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 
 def _run(*args, cwd):
-    done = windtunnel("run", *args, cwd=cwd, timeout=300)
+    done = windtunnel("run", *args, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done, read_json(cwd / "windtunnel-out")
 

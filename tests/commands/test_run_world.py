@@ -6,17 +6,16 @@ import json
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
-from tests.commands.cli import COMMAND, SCRIPTS, environment, read_json, windtunnel
+from tests.commands.cli import COMMAND, PATIENCE_S, SCRIPTS, environment, read_json, windtunnel
 
 STAGES = SCRIPTS / "stages.py"
 
 
 def _run(*args, cwd, **more):
-    done = windtunnel("run", *args, cwd=cwd, timeout=300, **more)
+    done = windtunnel("run", *args, cwd=cwd, **more)
     return done, read_json(cwd / "windtunnel-out")
 
 
@@ -159,10 +158,9 @@ def test_an_interrupt_reaches_ranks_that_wait(tmp_path):
         [*COMMAND, "run", "--world-size", "3", "--ranks", "all", "--jobs", "1", "-v", str(SCRIPTS / "waits.py")],
         cwd=tmp_path, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    process.stdout.readline()
-    time.sleep(2.0)
+    assert any("a step" in line for line in process.stdout)  # of rank 0, whose output is shown
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, out + err
     report = read_json(tmp_path / "windtunnel-out")
     assert [rank["status"] for rank in report["ranks"]] == ["failed"] * 3
@@ -185,7 +183,7 @@ def test_a_run_without_a_terminal_says_how_far_it_is(tmp_path):
     )
     done = subprocess.run(
         [COMMAND[0], "-c", code, "run", "--world-size", "8", str(STAGES)],
-        cwd=tmp_path, env=environment(), text=True, capture_output=True, check=False, timeout=120,
+        cwd=tmp_path, env=environment(), text=True, capture_output=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0
     pattern = (

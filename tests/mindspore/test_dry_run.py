@@ -92,7 +92,7 @@ class Ran:
 def windtunnel(folder: Path, *arguments: object) -> Ran:
     command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", folder / "out", *arguments]
     done = subprocess.run(
-        list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300, errors="replace"
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=900, errors="replace"
     )
     return Ran(done.returncode, done.stdout + done.stderr, folder / "out")
 

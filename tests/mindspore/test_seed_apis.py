@@ -292,7 +292,7 @@ def test_two_ranks_have_their_folders_and_what_they_exchanged():
     run += [f"--master_port={port}", "--join=True", "--log_dir=logs", "program.py"]
     folder = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     names = sorted(path.name for path in Path("dump_path/step0").iterdir())
     assert names[1:] == ["rank0", "rank1"]

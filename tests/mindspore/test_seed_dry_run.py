@@ -52,7 +52,7 @@ def _run(folder, script, *arguments, **variables):
         "train.py",
     ]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=900
     )
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
     ]
     try:
         for rank in ranks:
-            _, errors = rank.communicate(timeout=120)
+            _, errors = rank.communicate(timeout=900)
             assert rank.returncode == 0, errors.decode()
     finally:
         for rank in ranks:

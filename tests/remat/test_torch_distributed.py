@@ -19,7 +19,7 @@ def test_two_ranks_give_the_same_bits(tmp_path):
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=300) for rank in ranks]
+    outputs = [rank.communicate(timeout=900) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors for _, errors in outputs)
     for rank, (out, _) in enumerate(outputs):
         found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]

@@ -24,7 +24,7 @@ sys.stderr.write("\n")
 sys.stdout.buffer.write(b"bytes \xff\xfe\x00\x07 end\n")
 print("long", "x" * 50_000)
 subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
-subprocess.Popen(["sleep", "300"])  # holds on to the output, and is forgotten
+subprocess.Popen(["sleep", "3600"])  # holds on to the output, and is forgotten
 tensors = []
 thread = threading.Thread(target=lambda: tensors.append(torch.zeros(1 << 20, device="cuda")))
 thread.start()

@@ -62,7 +62,7 @@ def test_an_error_in_the_background_reaches_the_program(tmp_path):
         text=True,
         env=environment,
         cwd=ROOT,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
