@@ -2,6 +2,7 @@
 
     isnan(x), x == x, x < inf ──> certain, so the answers are known values, and so is what is computed from them
     x < 0                     ──> as for 1, the number an unknown value reads as
+    unknown | True            ──> True, and unknown & False is False: a loop with a limit beside its condition ends
 
 Values a device would compute are unknown, but a script that stops at a NaN must not stop here. Everything else
 that is unknown and asked for its truth is True (docs/unknown-values.md).
@@ -25,7 +26,9 @@ __all__ = ["install_finite"]
 _TESTS = ("isnan", "isinf", "isposinf", "isneginf")
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 _SELF_COMPARISONS = {"eq": True, "ne": False}  # a number equals itself, unless it is NaN
-_FOLLOWED = ("any", "any.dim", "any.dims", "logical_or", "bitwise_or.Tensor")
+_FOLLOWED = ("any", "any.dim", "any.dims")
+_EITHER = ("logical_or", "logical_or_", "bitwise_or.Tensor", "bitwise_or_.Tensor")
+_BOTH = ("logical_and", "logical_and_", "bitwise_and.Tensor", "bitwise_and_.Tensor")
 
 
 _full = torch.full  # torch's own, before constructors are replaced
@@ -39,6 +42,8 @@ def install_finite() -> None:
     )
     special.update({f"aten::{name}.Scalar": _as_for_one(compare) for name, compare in _COMPARISONS.items()})
     special.update({f"aten::{name}": _false_if_inputs_are for name in _FOLLOWED})
+    special.update({f"aten::{name}": _either for name in _EITHER})
+    special.update({f"aten::{name}": _both for name in _BOTH})
 
 
 def _is_false(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,6 +81,29 @@ def _false_if_inputs_are(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if all(_is_all_false(a) for a in args if isinstance(a, torch.Tensor)):
         _mark(result)
     return result
+
+
+def _either(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    is_true = any(_is_all_true(side) for side in args[:2])  # before one of them is written to
+    result = _false_if_inputs_are(op, args, kwargs)
+    if is_true:
+        _settle(result, True)
+    return result
+
+
+def _both(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    known = [values_of(side) for side in args[:2]]
+    is_false = any(side is not None and side.numel() and not side.any().item() for side in known)
+    result = run_generic(op, args, kwargs)
+    if is_false:
+        _settle(result, False)
+    return result
+
+
+def _is_all_true(tensor: torch.Tensor) -> bool:
+    """Of whole numbers only all ones together would decide, which nobody writes."""
+    known = values_of(tensor) if tensor.dtype is torch.bool else None
+    return known is not None and bool(known.numel()) and bool(known.all().item())
 
 
 def _is_all_false(tensor: torch.Tensor) -> bool:

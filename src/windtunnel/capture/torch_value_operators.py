@@ -25,7 +25,6 @@ __all__ = ["default_value", "special", "unknown_value"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_full = torch.full  # torch's own, before constructors are replaced
 
 
 @rule("_local_scalar_dense")
@@ -79,27 +78,6 @@ def _equal(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return torch.equal(known_a, known_b)
     world.recorder.invent("torch.equal of device tensors", True)
     return True
-
-
-@rule(
-    "bitwise_or.Tensor", "bitwise_or_.Tensor", "logical_or", "logical_or_", "__or__.Tensor", "__ior__.Tensor",
-    "bitwise_and.Tensor", "bitwise_and_.Tensor", "logical_and", "logical_and_", "__and__.Tensor", "__iand__.Tensor",
-)  # fmt: skip
-def _absorbed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """`unknown | True` is True and `unknown & False` is False: how a loop ends that has a limit beside its condition."""
-    is_or = "or" in op._schema.name
-    decides = [_decides(side, is_or) for side in args[:2]]
-    result = kernels.run_generic(op, args, kwargs)
-    if any(decides) and values_of(result) is None:
-        remember_values(result, _full(result.shape, is_or, dtype=result.dtype))
-    return result
-
-
-def _decides(side: Any, is_or: bool) -> bool:
-    known = values_of(side) if isinstance(side, Tensor) else None
-    if known is None or not known.numel() or (is_or and known.dtype is not torch.bool):
-        return False
-    return bool(known.all() if is_or else not known.any())
 
 
 @rule("nonzero")
