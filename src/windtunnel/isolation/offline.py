@@ -19,9 +19,7 @@ NETWORK_IS_OFF = "the network is off in a dry run: add --network-access if the s
 # Experiment trackers: a dry run is no experiment, also where the network may be used.
 _TRACKERS = {
     "WANDB_MODE": "offline",
-    "WANDB_SILENT": "true",
     "COMET_START_ONLINE": "0",
-    "COMET_OFFLINE_DIRECTORY": ".cometml-runs",
     "NEPTUNE_MODE": "offline",
     "CLEARML_OFFLINE_MODE": "1",
     "SWANLAB_MODE": "offline",
