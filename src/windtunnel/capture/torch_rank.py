@@ -11,6 +11,7 @@ import gc
 import os
 import runpy
 import sys
+import sysconfig
 import threading
 import traceback
 import warnings
@@ -250,10 +251,14 @@ def _is_ours(filename: str) -> bool:
 
 
 def _last_user_line(error: BaseException, recorder: Recorder) -> str:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not recorder._is_framework(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not recorder._is_framework(f.filename)]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    return next((f"{frame.filename}:{frame.lineno}" for frame in reversed(own or frames)), "")
+
+
+def _is_installed(filename: str) -> bool:
+    """A library's line says less to a reader than the line of their own that called it."""
+    return "site-packages" in filename or filename.startswith((sysconfig.get_path("stdlib"), "<"))
 
 
 def _plain(value: object) -> object:
