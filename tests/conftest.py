@@ -1,9 +1,14 @@
-"""An order of chance, when asked for: `pytest --shuffle 7` finds a test that leans on the one before it."""
+"""The same for every test on every machine: how wide a line is; and an order of chance, when asked for by --shuffle."""
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
+
+
+def pytest_configure() -> None:
+    os.environ["COLUMNS"] = "80"  # lines are broken where the tests expect it, however wide the terminal is
 
 
 def pytest_addoption(parser: Any) -> None:

@@ -92,7 +92,7 @@ def test_csv_has_msprobes_columns_and_a_row_per_value(dumps, tmp_path, capsys):
     code, out, _ = call(capsys, dumps[0], dumps[2], "--csv", "--out", path)
     assert code == 3
     assert out.startswith("First divergence")
-    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     assert len(rows) == 9
     assert list(rows[0])[:8] == [
         "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
@@ -112,7 +112,7 @@ def test_csv_of_tensors_has_their_columns(tmp_path, capsys):
         write_dump(tmp_path / name, [Call("Torch.f.0.forward", [X], [X * np.float32(factor)])], files=True)
     path = tmp_path / "rows.csv"
     call(capsys, tmp_path / "a", tmp_path / "b", "--csv", "--out", path)
-    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     assert float(rows[0]["Cosine"]) == pytest.approx(1.0)
     assert float(rows[1]["MaxRelativeErr"]) == pytest.approx(0.5)
     assert float(rows[1]["One Thousandth Err Ratio"]) == 0.0
@@ -124,7 +124,7 @@ def test_the_page_stands_alone_and_marks_the_place(dumps, tmp_path, capsys):
     code, out, _ = call(capsys, dumps[0], dumps[2], "--html", "--out", path)
     assert code == 3
     assert str(path) in out
-    assert not re.search(r"src\s*=|url\(|@import", path.read_text().partition("<script")[0])
+    assert not re.search(r"src\s*=|url\(|@import", path.read_text(encoding="utf-8").partition("<script")[0])
     document = read_page_document(path)
     assert document["headline"] == out.splitlines()[0]
     (part,) = document["parts"]
@@ -140,7 +140,7 @@ def test_names_in_a_dump_cannot_put_markup_into_the_page(tmp_path, capsys):
         )
     path = tmp_path / "page.html"
     call(capsys, tmp_path / "a", tmp_path / "b", "--html", "--out", path)
-    assert "<script>x" not in path.read_text()
+    assert "<script>x" not in path.read_text(encoding="utf-8")
 
 
 def test_half_a_character_in_a_name_does_not_cost_the_page(tmp_path, capsys):
@@ -157,7 +157,10 @@ def test_half_a_character_in_a_name_does_not_cost_the_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda path: path.write_text(path.read_text()[:300]), "ends in the middle of a value"),
+        (
+            lambda path: path.write_text(path.read_text(encoding="utf-8")[:300]),
+            "ends in the middle of a value",
+        ),
         (lambda path: path.write_text("no json"), "is not valid JSON"),
         (lambda path: path.unlink(), "holds no dump"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -70,7 +71,11 @@ def test_the_page_of_a_verb_names_every_option(verb):
 
 def test_pages_link_only_to_pages_that_are_there():
     pages = [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text())]
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text(encoding="utf-8"))
+    ]
     assert links
     assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).is_file()] == []
 
@@ -129,6 +134,18 @@ def test_a_hint_is_the_second_line(monkeypatch, capsys):
     monkeypatch.setattr(view, "run", fail)
     assert main(["view"]) == 2
     assert capsys.readouterr().err == "windtunnel: fact\n  next: do this\n"
+
+
+def test_a_terminal_that_knows_few_letters_is_written_to_all_the_same():
+    code = "import sys; from windtunnel.commands.main import main; sys.exit(main(['devices']))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "60"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=os.environ | ascii_only, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"a100-80gb" in done.stdout
+    assert done.stdout.isascii()
+    assert b"?" in done.stdout  # for the line under the head of the table
 
 
 def test_starting_up_imports_no_framework():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from types import ModuleType
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     0 fits or equal, 1 a bug of ours, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no "…" shows "?" for it
     args = _parser(argv[:1]).parse_args(argv)
     try:
         code = _module(args.verb).run(args)

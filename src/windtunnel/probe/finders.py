@@ -122,7 +122,7 @@ class Deviation(_Finder):
             others = sorted(step.glob("proc*/dump.json"))
             file = others[0] if len(others) == 1 else file
         try:
-            return dict(json.loads(file.read_text())["data"])
+            return dict(json.loads(file.read_text(encoding="utf-8"))["data"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             tell(
                 f"{file} cannot be compared with ({error}); bench_path must be the dump_path of an earlier md5 dump"
