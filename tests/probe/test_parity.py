@@ -29,7 +29,10 @@ MSPROBE_PYTHON = os.environ.get("WINDTUNNEL_MSPROBE_PYTHON")
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
+def _as_it_was(monkeypatch):
+    for name in ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG"):  # seed_all sets them
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+        monkeypatch.delenv(name)
     n, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(n)

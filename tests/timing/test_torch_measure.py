@@ -21,6 +21,7 @@ from windtunnel.timing.torch_measure_storages import Shape, Storages, index_boun
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "cpu_programs"
 CPU = torch.device("cpu")
+TIME_S = 600.0  # to measure in: more than a busy machine needs, and what is not needed is not used
 
 
 def f32(*shape, strides=None):
@@ -51,7 +52,7 @@ def _one_thread():
 def test_every_operator_of_three_real_programs_is_run(request_of_programs):
     seen = []
     outcome = measure_request(
-        request_of_programs, 30.0, lambda n_done, n_total: seen.append((n_done, n_total))
+        request_of_programs, TIME_S, lambda n_done, n_total: seen.append((n_done, n_total))
     )
     n = len(request_of_programs.signatures)
     assert n > 250
@@ -93,7 +94,7 @@ def test_the_process_of_its_own_writes_what_the_function_returns(tmp_path, capsy
     mm = Signature("aten.mm.default", (f32(4, 8), f32(8, 2)), (f32(4, 2),), "_,_")
     run = [int(ActKind.RUN), 0, [1, 2], [3], []]
     request = Request([mm], [1], [run], {1: 128, 2: 64, 3: 32}, [7])
-    content = {"device": "cpu", "threads": 1, "budget_s": 5.0, "host": None, "clock": "wall"}
+    content = {"device": "cpu", "threads": 1, "budget_s": TIME_S, "host": None, "clock": "wall"}
     (tmp_path / "request.json").write_text(json.dumps(request.to_json() | content))
     monkeypatch.setattr(torch_measure, "settle_allocator", lambda request: None)  # this process does more
     assert main([str(tmp_path / "request.json"), str(tmp_path / "result.json")]) == 0
@@ -110,7 +111,7 @@ def test_scratch_is_what_a_kernel_holds_beyond_its_results():
     sorting = Signature("aten.sort.default", (f32(n),), (f32(n), spec(n, dtype="int64")), "_")
     relu = Signature("aten.relu.default", (f32(n),), (f32(n),), "_")
     relu_ = Signature("aten.relu_.default", (f32(n),), (), "_")
-    sort, out_of_place, in_place = measure([sorting, relu, relu_], [1, 1, 1], 5.0)
+    sort, out_of_place, in_place = measure([sorting, relu, relu_], [1, 1, 1], TIME_S)
     assert (sort.reason, out_of_place.reason, in_place.reason) == ("", "", "")
     assert sort.scratch_bytes > 0
     assert (out_of_place.scratch_bytes, in_place.scratch_bytes) == (0, 0)
@@ -123,7 +124,7 @@ def test_what_cannot_be_run_says_why_and_the_rest_is_measured():
     wrong = Signature("aten.mm.default", (f32(4, 8), f32(3, 2)), (f32(4, 2),), "_,_")
     cut = Signature("aten.view.default", (f32(1,),), (), "_,[1,1,1,1,1,1,1,1…]")  # fmt: skip
     good = Signature("aten.relu.default", (f32(4),), (f32(4),), "_")
-    found = measure([custom, file, no_type, wrong, cut, good], [1] * 6, 5.0)
+    found = measure([custom, file, no_type, wrong, cut, good], [1] * 6, TIME_S)
     assert [each.reason.partition(":")[0] for each in found] == [
         "it is no operator of this torch",
         "it is no operator of this torch",
@@ -196,8 +197,8 @@ def test_times_taken_while_other_programs_ran_count_only_if_there_are_no_others(
     relu = Signature("aten.relu.default", (f32(4),), (f32(4),), "_")
     switches = iter(range(1000))
     monkeypatch.setattr(torch_measure_replay, "_switches", lambda: next(switches))
-    (found,) = measure([relu], [1], 5.0)
+    (found,) = measure([relu], [1], TIME_S)
     assert (found.reason, found.n_samples) == ("", 0)
     monkeypatch.setattr(torch_measure_replay, "_switches", lambda: 0)
-    (found,) = measure([relu], [1], 5.0)
+    (found,) = measure([relu], [1], TIME_S)
     assert found.n_samples >= 1
