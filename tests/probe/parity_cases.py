@@ -52,8 +52,8 @@ def _cases() -> dict[str, Case]:
         for risk in ("ALL", "CORE"):
             keys = {"level": "L1", "task": "statistics", "risk_level": risk}
             found[f"risk {risk} {model}"] = Case(model, keys)
-    # It divides by what is left of 10 - 9.5, and takes the remainder by 5 of numbers near 800.
-    found["mix ALL md5 zoo"] = Case("zoo", md5 | {"risk_level": "ALL"}, "figures", amplifies=100)
+    # It divides by what is left of 10 - 9.5.
+    found["mix ALL md5 zoo"] = Case("zoo", md5 | {"risk_level": "ALL"}, "figures", amplifies=20)
     found["xor"] = Case("mlp", {"level": "mix", "task": "statistics", "summary_mode": "xor"}, "figures")
     found["structure"] = Case("transformer", {"level": "mix", "task": "structure", "risk_level": "ALL"})
     found["structure L0"] = Case("mlp", {"level": "L0", "task": "structure"})
