@@ -30,7 +30,7 @@ CORE = """
     tests/test_torch_compatibility.py
 """.split()
 
-PACKAGES = ("pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "transformers>=4.56,<6", "accelerate>=1")
+PACKAGES = ("pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "transformers>=4.57,<6", "accelerate>=1")
 
 
 def main(wanted: list[str]) -> int:

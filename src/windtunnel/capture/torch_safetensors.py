@@ -55,7 +55,9 @@ def install_safetensors() -> None:
                 file = _Saved(load_description(filename))
             else:
                 file = open_file(filename, framework=framework, device="cpu", **options)
-            super().__init__(file, resolve_device(device) if framework in ("pt", "torch", "pytorch") else CPU)
+            is_torch = framework in ("pt", "torch", "pytorch")
+            # None is the CPU here: transformers 4 says so for a card without a number, and moves tensors itself.
+            super().__init__(file, resolve_device(device) if is_torch and device is not None else CPU)
 
     library.save_file, library.load_file, library.save, library.load = save_file, load_file, save, load
     safetensors.safe_open = library.safe_open = safe_open
