@@ -8,7 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = DataLoader(TensorDataset(torch.randn(64, 32), torch.randint(0, 3, (64,))), batch_size=8, shuffle=True)
+loader = DataLoader(
+    TensorDataset(torch.randn(64, 32), torch.randint(0, 3, (64,))), batch_size=8, shuffle=True
+)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for x, y in loader:
     with accelerator.accumulate(model):

@@ -15,7 +15,9 @@ model = nn.Sequential(nn.Linear(128, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.
 model = DDP(model, device_ids=[local_rank])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 dataset = TensorDataset(torch.randn(512, 128), torch.randint(0, 10, (512,)))
-loader = DataLoader(dataset, batch_size=16, sampler=DistributedSampler(dataset), num_workers=2, pin_memory=True)
+loader = DataLoader(
+    dataset, batch_size=16, sampler=DistributedSampler(dataset), num_workers=2, pin_memory=True
+)
 for step, (x, y) in enumerate(loader):
     loss = nn.functional.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))
     optimizer.zero_grad()

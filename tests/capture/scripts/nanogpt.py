@@ -9,7 +9,16 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-device, dtype, compile, batch_size, block_size, n_layer, n_head, n_embd = "cuda", "bfloat16", True, 4, 64, 2, 4, 64
+device, dtype, compile, batch_size, block_size, n_layer, n_head, n_embd = (
+    "cuda",
+    "bfloat16",
+    True,
+    4,
+    64,
+    2,
+    4,
+    64,
+)
 gradient_accumulation_steps, max_iters, eval_interval, out_dir = 2, 3, 2, "out"
 for arg in sys.argv[1:]:
     key, value = arg.lstrip("-").split("=")
@@ -47,15 +56,23 @@ class CausalSelfAttention(nn.Module):
         k = k.view(B, T, n_head, C // n_head).transpose(1, 2)
         q = q.view(B, T, n_head, C // n_head).transpose(1, 2)
         v = v.view(B, T, n_head, C // n_head).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0.1 if self.training else 0, is_causal=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=None, dropout_p=0.1 if self.training else 0, is_causal=True
+        )
         return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.ln_1, self.attn, self.ln_2 = LayerNorm(n_embd, True), CausalSelfAttention(), LayerNorm(n_embd, True)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(0.1))
+        self.ln_1, self.attn, self.ln_2 = (
+            LayerNorm(n_embd, True),
+            CausalSelfAttention(),
+            LayerNorm(n_embd, True),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(0.1)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -65,9 +82,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, vocab_size=512):
         super().__init__()
-        self.transformer = nn.ModuleDict(dict(
-            wte=nn.Embedding(vocab_size, n_embd), wpe=nn.Embedding(block_size, n_embd), drop=nn.Dropout(0.1),
-            h=nn.ModuleList([Block() for _ in range(n_layer)]), ln_f=LayerNorm(n_embd, True)))
+        self.transformer = nn.ModuleDict(
+            dict(
+                wte=nn.Embedding(vocab_size, n_embd),
+                wpe=nn.Embedding(block_size, n_embd),
+                drop=nn.Dropout(0.1),
+                h=nn.ModuleList([Block() for _ in range(n_layer)]),
+                ln_f=LayerNorm(n_embd, True),
+            )
+        )
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
         self.transformer.wte.weight = self.lm_head.weight
         self.apply(self._init_weights)
@@ -119,8 +142,10 @@ model = GPT()
 model.to(device)
 scaler = torch.amp.GradScaler(device_type, enabled=(dtype == "float16"))
 param_dict = {pn: p for pn, p in model.named_parameters() if p.requires_grad}
-optim_groups = [{"params": [p for p in param_dict.values() if p.dim() >= 2], "weight_decay": 0.1},
-                {"params": [p for p in param_dict.values() if p.dim() < 2], "weight_decay": 0.0}]
+optim_groups = [
+    {"params": [p for p in param_dict.values() if p.dim() >= 2], "weight_decay": 0.1},
+    {"params": [p for p in param_dict.values() if p.dim() < 2], "weight_decay": 0.0},
+]
 optimizer = torch.optim.AdamW(optim_groups, lr=6e-4, betas=(0.9, 0.95), fused=device_type == "cuda")
 if compile:
     unoptimized_model = model

@@ -7,8 +7,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 folder, version = sys.argv[1], int(sys.argv[2])
 model = LlamaForCausalLM(
-    LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=3, num_attention_heads=8,
-                num_key_value_heads=4, vocab_size=2000)
+    LlamaConfig(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=2000,
+    )
 )
 
 

@@ -43,7 +43,9 @@ def resnet(blocks, is_deep):
         for i in range(n):
             s = 2 if stage and not i else 1
             if is_deep:
-                body = nn.Sequential(conv(cin, width, 1), conv(width, width, 3, s), conv(width, cout, 1, act=None))
+                body = nn.Sequential(
+                    conv(cin, width, 1), conv(width, width, 3, s), conv(width, cout, 1, act=None)
+                )
             else:
                 body = nn.Sequential(conv(cin, width, 3, s), conv(width, width, act=None))
             layers.append(Residual(body, conv(cin, cout, 1, s, act=None) if s > 1 or cin != cout else None))
@@ -78,7 +80,12 @@ def densenet121():
         layers += [Dense(cin + 32 * i) for i in range(n)]
         cin += 32 * n
         if stage < 3:
-            layers += [nn.BatchNorm2d(cin), nn.ReLU(), nn.Conv2d(cin, cin // 2, 1, bias=False), nn.AvgPool2d(2)]
+            layers += [
+                nn.BatchNorm2d(cin),
+                nn.ReLU(),
+                nn.Conv2d(cin, cin // 2, 1, bias=False),
+                nn.AvgPool2d(2),
+            ]
             cin //= 2
     return head(nn.Sequential(*layers, nn.BatchNorm2d(cin), nn.ReLU()), cin)
 
@@ -112,7 +119,15 @@ class Inverted(nn.Module):
 
 def mobilenet_v2():
     layers, cin = [conv(3, 32, 3, 2, act=nn.ReLU6)], 32
-    for t, c, n, s in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):
+    for t, c, n, s in (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ):
         for i in range(n):
             layers.append(Inverted(cin, cin * t, c, 3, s if not i else 1, nn.ReLU6))
             cin = c
@@ -132,13 +147,23 @@ def mobilenet_v3_large():
         squeeze = Squeeze(inner, narrow, nn.ReLU, nn.Hardsigmoid) if squeezed else None
         layers.append(Inverted(cin, inner, c, k, s, nn.Hardswish if hard else nn.ReLU, squeeze))
         cin = c
-    features = nn.Sequential(*layers, conv(cin, 960, 1, act=nn.Hardswish), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    features = nn.Sequential(
+        *layers, conv(cin, 960, 1, act=nn.Hardswish), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     return nn.Sequential(features, nn.Linear(960, 1280), nn.Hardswish(), nn.Dropout(), nn.Linear(1280, 1000))
 
 
 def efficientnet_b0():
     layers, cin = [conv(3, 32, 3, 2, act=nn.SiLU)], 32
-    rows = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
+    rows = (
+        (1, 3, 1, 16, 1),
+        (6, 3, 2, 24, 2),
+        (6, 5, 2, 40, 2),
+        (6, 3, 2, 80, 3),
+        (6, 5, 1, 112, 3),
+        (6, 5, 2, 192, 4),
+        (6, 3, 1, 320, 1),
+    )
     for t, k, s, c, n in rows:
         for i in range(n):
             squeeze = Squeeze(cin * t, cin // 4, nn.SiLU, nn.Sigmoid)
@@ -152,7 +177,9 @@ class Shuffle(nn.Module):
         super().__init__()
         half = cout // 2
         self.left = nn.Sequential(conv(cin, cin, 3, s, cin, None), conv(cin, half, 1)) if s > 1 else None
-        self.right = nn.Sequential(conv(cin if s > 1 else half, half, 1), conv(half, half, 3, s, half, None), conv(half, half, 1))
+        self.right = nn.Sequential(
+            conv(cin if s > 1 else half, half, 1), conv(half, half, 3, s, half, None), conv(half, half, 1)
+        )
 
     def forward(self, x):
         if self.left is None:
@@ -221,7 +248,9 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads)) if window else None
         if window:
-            where = torch.stack(torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")).flatten(1)
+            where = torch.stack(
+                torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
+            ).flatten(1)
             apart = where[:, :, None] - where[:, None, :] + window - 1
             self.register_buffer("index", (apart[0] * (2 * window - 1) + apart[1]).flatten())
 
@@ -238,7 +267,11 @@ class Layer(nn.Module):
         super().__init__()
         self.window = window
         self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, window)
-        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm2, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x):
         y = self.norm1(x)
@@ -287,7 +320,11 @@ class SwinTiny(nn.Module):
                 layers.append(Merge(width))
                 width *= 2
             layers += [Layer(width, heads, 7) for _ in range(depth)]
-        self.layers, self.last, self.head = nn.Sequential(*layers), nn.LayerNorm(width), nn.Linear(width, 1000)
+        self.layers, self.last, self.head = (
+            nn.Sequential(*layers),
+            nn.LayerNorm(width),
+            nn.Linear(width, 1000),
+        )
 
     def forward(self, x):
         x = self.norm(self.patches(x).permute(0, 2, 3, 1))
@@ -313,7 +350,9 @@ def googlenet():
         (528, 256, 160, 320, 32, 128, 128), None, (832, 256, 160, 320, 32, 128, 128), (832, 384, 192, 384, 48, 128, 128),
     )  # fmt: skip
     stem = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1), conv(64, 64, 1), conv(64, 192), nn.MaxPool2d(3, 2, 1)]
-    return head(nn.Sequential(*stem, *[Inception(*row) if row else nn.MaxPool2d(3, 2, 1) for row in rows]), 1024)
+    return head(
+        nn.Sequential(*stem, *[Inception(*row) if row else nn.MaxPool2d(3, 2, 1) for row in rows]), 1024
+    )
 
 
 MODELS = {
