@@ -92,7 +92,7 @@ def make(environment: Path, interpreter: str, torch: str) -> str:
 
 def run(environment: Path) -> str:
     """The last line of pytest, after the word passed or failed."""
-    command = [str(environment / "bin" / "python"), "-m", "pytest", "-n", "2", "-q", *CORE]
+    command = [str(environment / "bin" / "python"), "-m", "pytest", "-n", "2", *CORE]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     last = ""

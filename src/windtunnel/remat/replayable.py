@@ -67,15 +67,15 @@ _SILENT_WRITES = frozenset(
 )
 # Results that share memory with an argument; reshape and its like do so when they can.
 _VIEWS = frozenset(
-    """_conj _fw_primal _indices _make_dual _neg_view _nested_get_values _nested_view_from_buffer
-    _nested_view_from_jagged _reinterpret_tensor _reshape_alias _sparse_broadcast_to _test_autograd_multiple_dispatch_view
-    _unsafe_view _values alias as_strided ccol_indices chunk col_indices conj contiguous crow_indices detach diagonal
-    expand expand_as flatten hsplit imag indices lift_fresh mT mH matrix_H movedim moveaxis narrow numpy_T permute
-    positive ravel real reshape reshape_as resolve_conj resolve_neg row_indices select slice slice_inverse split
-    split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unfold unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze values view view_as view_as_complex view_as_real vsplit dsplit adjoint T H
-    _autocast_to_full_precision _autocast_to_reduced_precision _unpack_dual broadcast_to coalesce linalg_diagonal
-    pin_memory to""".split()
+    """H T _autocast_to_full_precision _autocast_to_reduced_precision _conj _fw_primal _indices _make_dual
+    _neg_view _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _reinterpret_tensor
+    _reshape_alias _sparse_broadcast_to _test_autograd_multiple_dispatch_view _unpack_dual _unsafe_view _values
+    adjoint alias align_to as_strided broadcast_to ccol_indices chunk coalesce col_indices conj contiguous
+    crow_indices detach diagonal dsplit expand expand_as flatten hsplit imag indices lift_fresh linalg_diagonal
+    mH mT matrix_H moveaxis movedim narrow numpy_T permute pin_memory positive ravel real refine_names rename
+    reshape reshape_as resolve_conj resolve_neg row_indices select slice slice_inverse split split_with_sizes
+    squeeze swapaxes swapdims t tensor_split to transpose unbind unflatten unfold unsafe_chunk unsafe_split
+    unsafe_split_with_sizes unsqueeze values view view_as view_as_complex view_as_real vsplit""".split()
 )
 # In-place operators whose result does not depend on what was there before.
 _FILLS = frozenset(
