@@ -18,7 +18,7 @@ from torch.distributed import all_reduce  # bound before there is a debugger
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.probe import method_swap
+from windtunnel.probe.torch_functions import method_swap
 from windtunnel.pytorch import PrecisionDebugger
 
 WATCHED = (dist.all_reduce, dist.isend, dist.all_gather_into_tensor)
@@ -42,7 +42,10 @@ def _traces() -> list:
     """What collecting may not change for good."""
     code = [id(inspect.unwrap(function).__code__) for function in WATCHED]
     apply = torch.autograd.Function.apply
-    code.append(id(apply.__func__.__code__) if hasattr(apply, "__func__") else method_swap.is_swapped())
+    if hasattr(apply, "__func__"):
+        code.append(id(apply.__func__.__code__))
+    elif method_swap is not None:
+        code.append(method_swap.is_swapped())
     return [*code, str(inspect.signature(dist.all_reduce)), id(vars(dist.Work)["wait"])]
 
 
