@@ -27,7 +27,7 @@ CORE = """
     tests/probe/test_kernels.py tests/probe/test_nothing_changes.py tests/probe/test_true_gradients.py
     tests/remat/test_replayable.py tests/remat/test_torch_changes.py tests/remat/test_torch_conduct.py
     tests/remat/test_torch_graphs.py tests/remat/test_torch_training.py tests/test_cpu_exactness.py tests/test_dtr.py
-    tests/test_torch_compatibility.py
+    tests/test_torch_compatibility.py tests/test_torch_custom_saves.py
 """.split()
 
 PACKAGES = ("pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "transformers>=4.57,<6", "accelerate>=1")

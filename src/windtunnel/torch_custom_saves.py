@@ -36,6 +36,9 @@ class _Saving:
         return context is not None and context.to_save is not None
 
     def take(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is one of them; without gradients the context is gone, and nothing will be packed."""
+        if self.context() is None:
+            return False
         for position, reference in enumerate(self.tensors):
             if _is_same(reference(), tensor):
                 del self.tensors[position]
