@@ -19,7 +19,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch is pinned first, on its own: a range would pull gigabytes of CUDA packages nobody needs here.
-$(VENV)/.run: pyproject.toml setup.py src/windtunnel/probe/fused.cpp | $(BIN)/python
+$(VENV)/.run: pyproject.toml setup.py src/windtunnel/probe/fused.cpp src/windtunnel/probe/method_swap.cpp | $(BIN)/python
 	@echo "installing windtunnel and what the demo needs into $(VENV) (about a minute, once)"
 	@$(PIP) "$(TORCH)" numpy
 	@$(PIP) -e ".[torch,plot,plan,demo]"
@@ -45,6 +45,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in an order of chance; SEED=7 for one order again
 	@$(BIN)/python -m pytest -n 2 --shuffle $(SEED)
 	@$(MS_TESTS) --shuffle $(SEED)
+
 # Its virtual environments are made by the script: one for each pair of torch and Python, several gigabytes each.
 matrix:  ## the tests that depend on torch, with torch 2.12 to 2.15 and Python 3.10 to 3.13 (MATRIX=2.15: one of them)
 	@$(PYTHON) -m tests.matrix $(MATRIX)
