@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from windtunnel.isolation.real_files import holds_the_same
+
 __all__ = [
     "KINDS",
     "SIMULATED_STORAGE",
@@ -151,7 +153,7 @@ class _Overlay:
             )
         elif was is None:
             yield FileChange("written", path, size_of_file(up), None)
-        elif _attribute(up, "metacopy") is not None or _is_same(up, low, is_now, was):
+        elif _attribute(up, "metacopy") is not None or holds_the_same(up, low):
             before, after = ((i.st_mode, i.st_uid, i.st_gid, i.st_mtime_ns) for i in (was, is_now))
             if before != after:
                 yield FileChange("metadata", path, was.st_size, was.st_size)
@@ -240,21 +242,3 @@ def _total(path: str) -> int:
         return info.st_size
     inner = (_lstat(os.path.join(top, name)) for top, _, names in os.walk(path) for name in names)
     return sum(i.st_size for i in inner if i is not None)
-
-
-def _is_same(up: str, low: str, is_now: os.stat_result, was: os.stat_result) -> bool:
-    """Whether both hold the same: a link the same target, a file the same bytes."""
-    if stat.S_IFMT(is_now.st_mode) != stat.S_IFMT(was.st_mode) or is_now.st_size != was.st_size:
-        return False
-    if stat.S_ISLNK(was.st_mode):
-        return os.readlink(up) == os.readlink(low)
-    if not stat.S_ISREG(was.st_mode):
-        return True
-    try:
-        with open(up, "rb") as a, open(low, "rb") as b:
-            while block := a.read(1 << 20):
-                if block != b.read(1 << 20):
-                    return False
-    except OSError:
-        return False
-    return True

@@ -16,7 +16,16 @@ import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
-__all__ = ["REAL", "copy_contents", "error", "find_info", "move_entry", "path_of_descriptor", "remove_entry"]
+__all__ = [
+    "REAL",
+    "copy_contents",
+    "error",
+    "find_info",
+    "holds_the_same",
+    "move_entry",
+    "path_of_descriptor",
+    "remove_entry",
+]
 
 REAL = SimpleNamespace(
     **{name: value for name, value in vars(os).items() if callable(value) and not name.startswith("_")}
@@ -68,6 +77,25 @@ def copy_contents(source: str, target: str, *, exclusive: bool = True) -> None:
             os.close(write)
     finally:
         os.close(read)
+
+
+def holds_the_same(one: str, other: str) -> bool:
+    """Whether two real paths are links to the same target, or files with the same bytes that may be read."""
+    first, second = find_info(one), find_info(other)
+    if first is None or second is None or stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
+        return False
+    if stat.S_ISLNK(first.st_mode):
+        return REAL.readlink(one) == REAL.readlink(other)
+    if not stat.S_ISREG(first.st_mode) or first.st_size != second.st_size:
+        return False
+    try:
+        with REAL.open_stream(one, "rb") as a, REAL.open_stream(other, "rb") as b:
+            while chunk := a.read(_CHUNK):
+                if chunk != b.read(_CHUNK):
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def move_entry(source: str, target: str) -> None:

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.isolation.changes import FileChange, size_of_file
-from windtunnel.isolation.real_files import REAL, find_info
+from windtunnel.isolation.real_files import REAL, find_info, holds_the_same
 from windtunnel.isolation.shadow_tree import COPYING
 
 __all__ = ["shadow_changes"]
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def _still_moved(trees: _Trees, moves: dict[str, str]) -> dict[str, str]:
         if here is None or there is None or find_info(trees.upper + source) is not None:
             continue
         is_same = stat.S_ISDIR(here.st_mode) and stat.S_ISDIR(there.st_mode)
-        if _is_hidden(trees, source) and (is_same or _is_equal(trees.upper + now, source)):
+        if _is_hidden(trees, source) and (is_same or holds_the_same(trees.upper + now, source)):
             found[now] = source
     return found
 
@@ -82,7 +80,7 @@ def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
             if source is None and _is_file(path):
                 yield FileChange("removed", path, None, _size(path))
             yield from _written(trees, path, was_at)
-        elif source is None and not _is_equal(actual, was_at):
+        elif source is None and not holds_the_same(actual, was_at):
             before = _size(was_at)
             what = "written" if before is None else "replaced"
             yield FileChange(what, path, size_of_file(actual), before)
@@ -150,25 +148,6 @@ def _size(path: str) -> int | None:
         return sum(_size(f"{path}/{name}") or 0 for name in REAL.listdir(path))
     except PermissionError:
         return 0
-
-
-def _is_equal(one: str, other: str) -> bool:
-    """Whether two real paths lead to files of the same kind with the same bytes."""
-    first, second = find_info(one), find_info(other)
-    if first is None or second is None or stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
-        return False
-    if stat.S_ISLNK(first.st_mode):
-        return REAL.readlink(one) == REAL.readlink(other)
-    if not stat.S_ISREG(first.st_mode) or first.st_size != second.st_size:
-        return False
-    try:
-        with REAL.open_stream(one, "rb", buffering=0) as a, REAL.open_stream(other, "rb", buffering=0) as b:
-            while chunk := a.read(_CHUNK):
-                if chunk != b.read(_CHUNK):
-                    return False
-    except PermissionError:
-        return False
-    return True
 
 
 def _read_lines(path: str) -> list[str]:
