@@ -189,6 +189,29 @@ def test_threads_make_tensors():
     assert simulate(program).answer == [("cuda:0", [2.0] * (i + 1)) for i in range(4)]
 
 
+def test_threads_run_their_first_backward_together_in_a_process_that_trained_before():
+    torch.ones(1, requires_grad=True).sum().backward()  # the engine has counted no simulated device
+
+    def program():
+        from concurrent.futures import ThreadPoolExecutor
+        from threading import Barrier
+
+        barrier = Barrier(4)
+
+        def work(i):
+            x = torch.ones(i + 1, device="cuda", requires_grad=True)
+            y = (x * 2).sum()
+            barrier.wait()
+            y.backward()
+            return x.grad.tolist()
+
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(work, range(4)))
+
+    for _ in range(3):  # it is a race: it may be won
+        assert simulate(program).answer == [[2.0] * (i + 1) for i in range(4)]
+
+
 def test_compile_runs_eagerly_and_is_said():
     def program():
         model = nn.Linear(4, 4).cuda()

@@ -10,6 +10,8 @@ does not offer to Python.
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ __all__ = ["is_missing_threads", "start_threads"]
 
 _ENGINE = "_ZN5torch8autograd6Engine18get_default_engineEv"
 _START = "_ZN5torch8autograd6Engine20start_device_threadsEv"
+_lock = threading.Lock()
+_started_in = 0  # the process that has started them
 
 
 def is_missing_threads(error: BaseException) -> bool:
@@ -26,11 +30,19 @@ def is_missing_threads(error: BaseException) -> bool:
 
 
 def start_threads() -> None:
-    """Count the devices again and start their threads. Call it once, after `is_missing_threads`."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    engine = library[_ENGINE]
-    engine.restype = ctypes.c_void_p
-    start = library[_START]
-    start.argtypes = [ctypes.c_void_p]
-    start.restype = None
-    start(engine())  # ctypes lets go of the interpreter lock, which the new threads need
+    """Count the devices again and start their threads, once in a process: a second count would wait for ever.
+
+    Call it after `is_missing_threads`. Several threads may run their first backward at the same time.
+    """
+    global _started_in
+    with _lock:
+        if _started_in == os.getpid():
+            return
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        engine = library[_ENGINE]
+        engine.restype = ctypes.c_void_p
+        start = library[_START]
+        start.argtypes = [ctypes.c_void_p]
+        start.restype = None
+        start(engine())  # ctypes lets go of the interpreter lock, which the new threads need
+        _started_in = os.getpid()
