@@ -131,6 +131,7 @@ def test_types_that_numpy_lacks_are_kept_raw_under_a_name_that_says_what_they_ar
     assert read_tensor(tmp_path / "a.bfloat16.scalar.bin")[0].shape == ()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # told once in a process
 @pytest.mark.parametrize("name", ["bfloat16", "complex32", *FLOAT8_TYPES])
 def test_values_of_types_that_numpy_lacks_are_exact(tmp_path, name):
     kind = element_type(name)
