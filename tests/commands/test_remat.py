@@ -223,14 +223,19 @@ def test_measured_costs_replace_the_roofline(chain, capsys, here):
     assert document["assumptions"][0].startswith("times are measured (costs.json) for 1 of 2 kinds")
 
 
-def test_a_recording_of_an_ordinary_run_is_read_and_called_a_guess(capsys, here):
+def test_a_recording_of_an_ordinary_run_is_refused_with_the_command_to_give(capsys, here):
     script = here / "deep.py"
     script.write_text(DEEP)
-    assert windtunnel("run", "--steps", "2", "--out", "run", script, cwd=here).returncode == 0
-    code, document = _document(capsys, "--device", "2080ti-11gb", "run")
-    assert (code, document["inferred"]) == (0, True)
-    assert any("inferred" in line for line in document["assumptions"])
-    assert document["best"] is not None
+    done = windtunnel(
+        "run", "--steps", "2", "--device", "2080ti-11gb", "--out", "run", script, "--x 1", cwd=here
+    )
+    assert done.returncode == 0
+    code, sentence, hint = _refused(capsys, "--device", "2080ti-11gb", "run")
+    assert (code, sentence) == (
+        2,
+        "this recording is of `windtunnel run`, which does not record what autograd saves",
+    )
+    assert hint == f"let the script run again: windtunnel remat --device 2080ti-11gb {script} '--x 1'"
 
 
 def test_the_device_of_a_recording_is_the_default(chain, capsys, here, monkeypatch):
@@ -265,7 +270,7 @@ def test_a_script_is_run_once_and_predicted(here):
     done = windtunnel("remat", "--device", "2080ti-11gb:mem=900MiB", "--json", script, cwd=here)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout)
-    assert (document["steps"], document["inferred"], document["rank"]) == (3, False, 0)
+    assert (document["steps"], document["rank"]) == (3, 0)
     assert not document["without"]["fits"]
     assert document["best"]["rematerialisations"] > 0
     assert document["best"]["peak_reserved_bytes"] <= 0.95 * document["device"]["usable_bytes"]

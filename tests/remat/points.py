@@ -33,7 +33,6 @@ def point(
         unevictable_bytes=GIB,
         floor_bytes=GIB,
         out_of_memory=failure,
-        is_inferred=False,
     )
     return Point(None if threshold_gib is None else policy, outcome, failure)
 

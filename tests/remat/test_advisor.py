@@ -102,7 +102,7 @@ def test_the_best_is_the_fastest_that_fits_and_of_equals_the_smallest():
         point("dtr", 2.0, 40),
         point("dtr", 3.0, 30),
     )
-    advice = Advice(60, (), points, "", 0, 0, 0, False)
+    advice = Advice(60, (), points, "", 0, 0, 0)
     assert advice.best(("blocks", "dtr"), 60) is points[2]
     assert advice.best(("blocks",), 40) is None
     assert advice.best(("nothing", "dtr"), 100) is points[0]

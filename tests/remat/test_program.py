@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from windtunnel.errors import UsageError
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
     Alloc,
@@ -12,12 +15,9 @@ from windtunnel.events.model import (
     Event,
     Free,
     Load,
-    Mark,
-    ModuleEnter,
     Op,
     Phase,
     Return,
-    Role,
     Save,
     Signature,
     Step,
@@ -63,7 +63,7 @@ def test_a_call_knows_its_end_from_its_beginning(tmp_path):
         p.Free(5, 1),
         p.Step(6, 1),
     )
-    assert (program.n_steps, program.is_inferred) == (1, False)
+    assert program.n_steps == 1
 
 
 def test_what_was_made_for_a_load_is_not_an_allocation_of_the_program(tmp_path):
@@ -135,59 +135,12 @@ def test_the_place_of_a_row_is_its_module_and_phase(tmp_path):
     assert program.place(1) == "forward"
 
 
-def test_saves_are_inferred_from_an_ordinary_recording(tmp_path):
-    """y = exp(x); z = y * y; backward reads y: from its last use in forward on, only autograd is taken to hold it."""
-    program = _read(
-        tmp_path,
-        [
-            ModuleEnter(0),
-            Alloc(1, 4096),
-            Mark(1, Role.INPUT),
-            Alloc(2, 4096, op=0),
-            Op(0, 0, (1,), (2,)),
-            Alloc(3, 4096, op=1),
-            Op(1, 3, (2, 2), (3,)),
-            Free(3),
-            Alloc(4, 4096, op=2, phase=BACK),
-            Op(2, 3, (1, 2), (4,), phase=BACK),
-            Free(2, phase=BACK),
-            Free(4, phase=BACK),
-            Op(3, 4, (1, 1), (), phase=Phase.OPTIMIZER),
-            Step(1),
-        ],
-        names=("model",),
-    )
-    both = int(CallFlag.GRAD | CallFlag.COVERS)
-    assert program.is_inferred
-    assert program.actions == (
-        p.Alloc(1, 1, 4096),
-        p.Call(4, "aten.exp.default", 0, (1,), (), (2,), both, (0,)),
-        p.Alloc(3, 2, 4096),
-        p.Op(4, 0),
-        p.Return(4),
-        p.Call(6, "aten.mul.Tensor", 3, (2, 2), (), (3,), both, (3,)),
-        p.Alloc(5, 3, 4096),
-        p.Op(6, 3),
-        p.Return(6),
-        p.Save(6, 2, 2),
-        p.Free(6, 2),
-        p.Free(7, 3),
-        p.Alloc(8, 4, 4096),
-        p.Load(9, 2, 2, True),
-        p.Op(9, 3),
-        p.Free(9, 2),
-        p.Unsave(9, 2),
-        p.Free(11, 4),
-        p.BackwardEnd(12),
-        p.Op(12, 4),
-        p.Step(13, 1),
-    )
-
-
-def test_an_inferred_call_that_writes_in_place_says_what_it_wrote(tmp_path):
-    program = _read(tmp_path, [Alloc(1, 4096), Alloc(2, 4096), Op(0, 4, (1, 2))])
-    call = next(a for a in program.actions if isinstance(a, p.Call))
-    assert (call.written, call.outputs) == ((1,), (1,))
+def test_an_ordinary_recording_is_refused_with_the_command_that_records_what_is_needed(tmp_path):
+    """What the program holds itself cannot be evicted, and an ordinary recording does not tell it from the rest."""
+    with pytest.raises(UsageError) as refused:
+        _read(tmp_path, [Alloc(1, 4096), Alloc(2, 4096), Op(0, 4, (1, 2))])
+    assert "does not record what autograd saves" in refused.value.message
+    assert refused.value.hint.startswith("let the script run again: windtunnel remat ")
 
 
 def test_an_empty_recording_is_an_empty_program(tmp_path):

@@ -17,7 +17,7 @@ POINTS = (point(4, 1.5, 6), point(6, 1.25, 8), point(8, 1.1, 9), point(10, 1.0, 
 def result(points: tuple[Point, ...] = POINTS, without: Point = OFF, **changes: Any) -> RematResult:
     fields = {
         "windtunnel": "1.2.3", "subject": "train.py", "rank": 0, "world_size": 1, "device": find_device("2080ti-11gb"),
-        "allocator": "cuda", "n_steps": 3, "minimum_size": MIB, "is_sampling": False, "is_inferred": False,
+        "allocator": "cuda", "n_steps": 3, "minimum_size": MIB, "is_sampling": False,
         "costs": CostSource(), "curve": Curve(without, points, 2 * GIB, 10 * GIB),
     }  # fmt: skip
     return RematResult(**(fields | changes))

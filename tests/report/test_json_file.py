@@ -16,7 +16,8 @@ from windtunnel.errors import CorruptFile
 from windtunnel.memory.analysis import Moment
 from windtunnel.memory.attribution import RoleBytes
 from windtunnel.report.json_file import read_report, report_text, write_report
-from windtunnel.report.result import UnknownValue, failed_rank, same_as
+from windtunnel.report.result import Remedy, UnknownValue, failed_rank, same_as
+from windtunnel.units import GIB
 
 FIXED_RUN = {"schema", "windtunnel", "level", "world_size", "fits", "device", "allocator", "ranks"}
 FIXED_RANK = {
@@ -28,7 +29,7 @@ FIXED_RANK = {
 
 def test_the_fixed_part_of_the_schema_is_there():
     document = json.loads(report_text(run_of(FITTING, device=ASCEND)))
-    assert set(document) == FIXED_RUN | {"mismatches", "time", "mesh", "files"}
+    assert set(document) == FIXED_RUN | {"verdict", "advice", "notes", "mismatches", "time", "mesh", "files"}
     assert document["device"] == {"name": "ascend-910b-64gb", "memory_bytes": 68719476736}
     (rank,) = document["ranks"]
     assert set(rank) >= FIXED_RANK
@@ -220,3 +221,25 @@ def test_a_report_of_nothing_but_brackets_is_refused(tmp_path):
     (tmp_path / "report.json").write_text("[" * 200_000)
     with pytest.raises(CorruptFile, match="is not a report of windtunnel"):
         read_report(tmp_path / "report.json")
+
+
+def test_the_verdict_the_advice_and_the_notes_are_in_the_report_and_the_advice_is_read_back(tmp_path):
+    advice = (
+        Remedy(
+            "a batch of 2 instead of 4",
+            "--batch-size 2",
+            5 * GIB,
+            True,
+            "windtunnel run train.py",
+            grows=False,
+        ),
+    )
+    noted = replace(FITTING, notes=("the script printed nothing",))
+    run = replace(run_of(noted), advice=advice)
+    write_report(tmp_path / "report.json", run)
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["verdict"] == run.verdict
+    assert document["verdict"].startswith("Fits: needs 66.00 GiB")
+    assert document["notes"] == ["the script printed nothing"]
+    assert document["advice"][0]["needs_bytes"] == 5 * GIB
+    assert read_report(tmp_path / "report.json").advice == advice

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.runs import FITTING, LARGE, run_of
 from tests.report.timed import FAST, timed_rank, timed_run
-from windtunnel.memory.attribution import ModuleShare
+from windtunnel.memory.attribution import LiveTensors, ModuleShare
 from windtunnel.report.page_advice import checkpoint_first
 from windtunnel.report.result import failed_rank
 from windtunnel.units import GIB
@@ -25,7 +25,6 @@ def test_blocks_come_first_with_what_they_hold_of_the_need():
         "bytes": 16 * GIB,
         "share": 16 / 96,
         "is_repeated": True,
-        "is_whole": True,
         "forward_us": None,
     }
     assert (second["module"], second["bytes"]) == ("<script>alert(1)</script>", 3 * GIB)
@@ -50,3 +49,16 @@ def test_small_change_is_not_worth_a_row():
 def test_nothing_measured_is_nothing_to_checkpoint():
     assert checkpoint_first(run_of()) == []
     assert checkpoint_first(run_of(failed_rank(0, "no data"))) == []
+
+
+def test_neither_the_root_nor_the_loss_is_named():
+    shares = (
+        ModuleShare("", "activations", 30 * GIB),
+        ModuleShare("model.layers.0.mlp", "activations", 8 * GIB),
+        ModuleShare("model.layers.1.mlp", "activations", 8 * GIB),
+        ModuleShare("model", "activations", 20 * GIB),
+        ModuleShare("CrossEntropyLoss", "activations", 12 * GIB),
+    )
+    loss = LiveTensors("", "aten._log_softmax", "CrossEntropyLoss", "activations", None, "", "", 1, 12 * GIB)
+    rank = replace(LARGE, at_peak_by_module=shares, largest_at_peak=(loss,))
+    assert [row["module"] for row in checkpoint_first(run_of(rank))] == ["model.layers.0-1"]

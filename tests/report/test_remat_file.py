@@ -36,11 +36,11 @@ def test_the_document_has_every_figure():
         "allocator": "cuda",
         "minimum_size_bytes": MIB,
         "sampling": False,
-        "inferred": False,
         "costs": {"path": None, "n_measured": 0, "n_kinds": 0},
         "margin": 0.05,
         "never_evicted_bytes": 2 * GIB,
         "fits": True,
+        "cheaper": None,
         "notes": ["a note"],
     }
     assert [point["threshold_bytes"] // GIB for point in points] == [4, 6, 8, 10]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.report.runs import ASCEND, FITTING, LARGE, run_of
 from windtunnel.memory.attribution import RoleBytes
-from windtunnel.report.result import DeviceResult, failed_rank
+from windtunnel.report.result import DeviceResult, Remedy, failed_rank
 from windtunnel.report.verdict import verdict
 from windtunnel.units import GIB
 
@@ -18,21 +18,45 @@ def test_a_run_that_fits_says_how_well():
     )
 
 
-def test_a_run_with_much_room_says_how_much_larger_the_batch_may_be():
-    small = replace(
-        FITTING,
-        peak_with_fragments_bytes=20 * GIB,
-        at_peak_bytes=RoleBytes(activations=8 * GIB, temporary=2 * GIB),
+def test_a_larger_batch_is_named_only_if_it_was_simulated():
+    small = replace(FITTING, peak_with_fragments_bytes=20 * GIB, at_peak_bytes=RoleBytes(activations=8 * GIB))
+    assert "batch" not in verdict(run_of(small))
+    larger = Remedy("a batch of 24 instead of 8", "--batch-size 24", 71 * GIB, True, grows=True)
+    assert verdict(replace(run_of(small), advice=(larger,))).endswith(
+        "; there is room for a batch of 24 instead of 8 (71.00 GiB)."
     )
-    assert "room for about 6 times the micro-batch" in verdict(run_of(small))
 
 
-def test_when_activations_dominate_checkpointing_and_the_needed_micro_batch_come_first():
+def test_what_was_not_simulated_is_advised_without_a_promise():
     assert verdict(run_of(LARGE)) == (
         "Does not fit: needs 96.00 GiB, an a100-80gb has 79.00 GiB usable; activations hold 60.00 GiB, "
-        "weights 14.00 GiB, gradients 14.00 GiB; try activation checkpointing on layers.0-3 (16.00 GiB), "
-        "a micro-batch or sequence at least 1.4 times smaller or sharding weights, gradients and optimizer state over 3 "
-        "ranks (FSDP or ZeRO)."
+        "weights 14.00 GiB, gradients 14.00 GiB; try activation checkpointing on layers.0-3 (its activations hold "
+        "16.00 GiB), a smaller micro-batch or sequence or sharding weights, gradients and optimizer state (28.00 GiB) "
+        "over more devices (FSDP or ZeRO)."
+    )
+
+
+def test_what_was_simulated_is_named_with_its_figure_and_what_does_not_fit_is_not():
+    tried = (
+        Remedy("activation checkpointing on layers.0-27", "", 41 * GIB, True),
+        Remedy("a batch of 3 instead of 4", "--batch-size 3", 77 * GIB, True),
+        Remedy("expandable segments", "", 90 * GIB, False),
+    )
+    text = verdict(replace(run_of(LARGE), advice=tried))
+    assert text.endswith(
+        "; it fits with activation checkpointing on layers.0-27 (41.00 GiB) or a batch of 3 instead of 4 (77.00 GiB)."
+    )
+
+
+def test_when_nothing_that_was_tried_is_enough_the_best_of_it_is_named_as_that():
+    tried = (
+        Remedy("activation checkpointing on layers.0-3", "", 85 * GIB, False),
+        Remedy("expandable segments", "", 90 * GIB, False),
+    )
+    assert verdict(replace(run_of(LARGE), advice=tried)).endswith(
+        "; activation checkpointing on layers.0-3 is not enough (85.00 GiB): sharding weights, gradients and optimizer "
+        "state (28.00 GiB) over more devices (FSDP or ZeRO) or splitting aten.exp at train.py:88, which holds 2.00 GiB "
+        "for a moment."
     )
 
 
@@ -41,16 +65,14 @@ def test_when_the_optimizer_dominates_sharding_and_eight_bits_come_first():
         LARGE, at_peak_bytes=RoleBytes(weights=14 * GIB, optimizer=64 * GIB, activations=12 * GIB)
     )
     text = verdict(run_of(heavy))
-    assert "try sharding weights, gradients and optimizer state over 2 ranks (FSDP or ZeRO), " in text
-    assert "an 8-bit optimizer (saves about 48.00 GiB, enough on its own) or activation checkpointing" in text
+    assert "try sharding weights, gradients and optimizer state (78.00 GiB) over more devices" in text
+    assert "an 8-bit optimizer (its state holds 64.00 GiB) or activation checkpointing" in text
 
 
 def test_when_only_fragments_are_too_much_expandable_segments_come_first():
     fragmented = replace(LARGE, peak_bytes=78 * GIB, peak_with_fragments_bytes=82 * GIB)
-    assert "try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (4.00 GiB is only fragments" in verdict(
-        run_of(fragmented)
-    )
-    assert "CUDA" not in verdict(run_of(fragmented, device=ASCEND))
+    assert "try expandable segments (fragments take 4.00 GiB)" in verdict(run_of(fragmented))
+    assert "expandable" not in verdict(run_of(fragmented, device=ASCEND))
 
 
 def test_when_a_temporary_dominates_its_operator_and_line_are_named():
@@ -87,14 +109,9 @@ def test_on_the_cpu_there_is_no_question_of_fitting():
     assert verdict(cpu).startswith("Runs: needs 66.00 GiB; optimizer state holds 28.00 GiB")
 
 
-def test_a_larger_micro_batch_is_promised_only_on_good_grounds():
-    tiny = replace(
-        FITTING, peak_with_fragments_bytes=GIB // 2, at_peak_bytes=RoleBytes(optimizer=GIB, activations=4)
-    )
+def test_a_small_share_is_called_that():
+    tiny = replace(FITTING, peak_with_fragments_bytes=GIB // 2)
     assert "(under 1%)" in verdict(run_of(tiny))
-    assert "micro-batch" not in verdict(run_of(tiny))
-    roomy = replace(tiny, at_peak_bytes=RoleBytes(activations=GIB // 2))
-    assert "room for more than 10 times the micro-batch" in verdict(run_of(roomy))
 
 
 def test_a_device_that_was_never_used_is_said():

@@ -31,6 +31,8 @@ class RankTask:
     folder: str
     is_recording_saves: bool = False  # what autograd saves and loads, for `windtunnel remat`
     framework: str = "torch"  # or "mindspore"
+    checkpointed: tuple[str, ...] = ()  # what if: paths of modules to run under activation checkpointing
+    batch_factor: float = 1.0  # what if: batches of loaders this many times as large
 
     @property
     def recording_path(self) -> Path:
@@ -46,7 +48,8 @@ class RankTask:
     @classmethod
     def from_json(cls, text: str) -> RankTask:
         fields = json.loads(text)
-        fields["arguments"] = tuple(fields["arguments"])
+        for name in ("arguments", "checkpointed"):
+            fields[name] = tuple(fields[name])
         device = fields["device"]
         fields["device"] = DeviceProfile(**{**device, "capability": tuple(device["capability"])})
         return cls(**fields)

@@ -24,7 +24,7 @@ from windtunnel.capture.torch_engine_threads import is_missing_threads, start_th
 from windtunnel.capture.torch_storage import sim_of
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
-__all__ = ["EnoughSteps", "compiled_paths", "install_program", "mark_compiled"]
+__all__ = ["EnoughSteps", "compiled_paths", "install_program", "mark_compiled", "path_of"]
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _PATH, _STARTED, _LAST = "_windtunnel_path", "_windtunnel_started", "_windtunnel_last"
@@ -35,6 +35,11 @@ compiled_paths: dict[int, None] = {}  # of modules that the program compiled, as
 
 class EnoughSteps(BaseException):
     """Raised after the last wanted step; not an Exception, so that scripts' own handlers let it through."""
+
+
+def path_of(module: torch.nn.Module) -> int | None:
+    """The number of a module's path among the names of the recording; None before its first call."""
+    return module.__dict__.get(_PATH)
 
 
 def mark_compiled(module: torch.nn.Module) -> None:

@@ -46,6 +46,7 @@ from windtunnel.capture import (
     torch_storage,
     torch_storage_methods,
     torch_tensor_methods,
+    torch_what_if,
 )
 from windtunnel.capture.explain import explain
 from windtunnel.capture.mail import Mail
@@ -70,7 +71,8 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
              on_step: Callable[[int], None] | None = None, mail: Mail | None = None) -> dict[str, Any]:  # fmt: skip
     """Run the task to its end, whatever that is; the recording is closed and readable afterwards."""
     _set_environment(task)
-    header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "rank": task.rank,
+    header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "arguments": list(task.arguments),
+              "is_module": task.is_module, "rank": task.rank,
               "world_size": task.world_size, "device": task.device.id, "level": task.level, "allocator": task.allocator,
               "allocator_conf": task.allocator_conf}  # fmt: skip
     writer = RecordingWriter(task.recording_path, header)
@@ -81,6 +83,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     note = torch_compatibility.unfamiliar()
     if note is not None:
         recorder.notice(note)
+    batches = torch_what_if.watch_batch_settings(task.batch_factor)
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     _wait_for_threads()
     outcome |= {
@@ -91,6 +94,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
         ],
         "notices": list(recorder.notices),
         "n_ops": recorder.n_ops,
+        "batches": batches.as_footer(),
         "compiled": torch_compile.compiled_parts(recorder),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -128,6 +132,8 @@ def install(
     torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)
     torch_spawn.install_spawn(recorder)
     torch_program.install_program(recorder)
+    if task.checkpointed:
+        torch_what_if.install_checkpointing(recorder, task.checkpointed)
     if task.is_recording_saves:
         torch_saved.install_saves(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))

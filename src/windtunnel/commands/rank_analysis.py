@@ -21,7 +21,7 @@ from windtunnel.commands.executor import INTERRUPTED
 from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_crash import crash_of
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
-from windtunnel.commands.request import RunRequest
+from windtunnel.commands.request import RunRequest, task_of
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
@@ -32,7 +32,7 @@ from windtunnel.report.picture import draw_picture
 from windtunnel.report.result import DeviceResult, RankResult, UnknownValue, build_times, rank_result
 from windtunnel.units import MIB, format_bytes
 
-__all__ = ["Finding", "analyse_rank", "draw_pictures"]
+__all__ = ["Finding", "analyse_rank", "draw_pictures", "measure_again"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
     )
     talk = talk_of(recording, task.rank, task.world_size) if error is None and task.world_size > 1 else None
     return Finding(result, talk, code, card)
+
+
+def measure_again(request: RunRequest, rank: int, recording: Recording) -> RankResult:
+    """The memory of a recording that was read already, as another request or a change of it has it."""
+    return _measure(request, task_of(request, rank), recording)[0]
 
 
 def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ from windtunnel.commands.simulation import simulate
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
 from windtunnel.memory import Allocator
-from windtunnel.remat.curve import Question, has_backward, trace_curve
+from windtunnel.remat.advisor import checkpointing_points
+from windtunnel.remat.curve import MARGIN, Curve, Question, has_backward, trace_curve
 from windtunnel.remat.engine import BY_ADDRESS, Settings
 from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.program import Program, read_program
@@ -42,7 +43,7 @@ from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
 from windtunnel.report.page_remat import remat_part
 from windtunnel.report.remat_file import remat_text, write_remat
 from windtunnel.report.remat_picture import draw_remat
-from windtunnel.report.remat_result import CostSource, RematResult, use_lines
+from windtunnel.report.remat_result import Cheaper, CostSource, RematResult, use_lines
 from windtunnel.report.remat_table import render_remat
 from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, format_bytes, parse_bytes
@@ -121,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
     assert source is not None  # read, or recorded just now
     program = _program_of(source)
     costs = ProgramCosts(program, device, table)
+    make_allocator = _allocators(allocator, source.torch)
     if args.advise:
         settings = Settings(minimum_size=minimum_size, is_sampling=args.sampling, policy=policies[0])
         budgets = thresholds.sizes if thresholds else None
@@ -133,12 +135,13 @@ def run(args: argparse.Namespace) -> int:
             subject=source.subject,
             folder=folder,
             is_json=args.json,
+            make_allocator=make_allocator,
             writes_page=not args.no_html,
         )
     question = Question(
         program,
         costs,
-        _allocators(allocator, source.torch),
+        make_allocator,
         device.usable_bytes,
         is_cuda=device.kind == "cuda",
         minimum_size=minimum_size,
@@ -146,10 +149,11 @@ def run(args: argparse.Namespace) -> int:
     )
     with _progress() as on_progress:
         curve = trace_curve(question, policies, thresholds.sizes if thresholds else None, on_progress)
+    cheaper = _cheaper(question, curve, allocator, source.torch)
     result = RematResult(
         __version__, source.subject, source.rank, source.world_size, device, allocator, program.n_steps,
-        minimum_size, args.sampling, program.is_inferred, _cost_source(args.costs, table, program), curve,
-        (*source.notes, *_notes(program, thresholds, device)),
+        minimum_size, args.sampling, _cost_source(args.costs, table, program), curve,
+        (*source.notes, *_notes(program, thresholds, device)), cheaper,
     )  # fmt: skip
     if folder is not None:
         result = _write(folder, result, writes_page=not args.no_html)
@@ -245,6 +249,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.no_html = True  # the page is written when there is a curve to show
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     options.isolation, options.keep_files = "auto", None
+    options.checkpoint, options.batch_factor, options.advise = [], 1.0, False
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
 
@@ -283,6 +288,28 @@ def _program_of(source: RematSource) -> Program:
             hint="rematerialisation is for training: call loss.backward() in the script",
         )
     return program
+
+
+def _cheaper(question: Question, curve: Curve, allocator: str, torch: str) -> Cheaper | None:
+    """A way to fit that costs less time than the best threshold; None if plain training fits, or none is known."""
+    if curve.without.fits and curve.has_margin(curve.without):
+        return None
+    if allocator == "cuda":
+        make_allocator = _allocators("cuda-expandable", torch)
+        plain = replace(question, make_allocator=make_allocator).ask_without()
+        if plain.fits and curve.has_margin(plain):
+            return Cheaper("expandable segments", 0.0, plain.peak_reserved_bytes)
+    points, blocks = checkpointing_points(
+        question.program, question.costs, question.usable_bytes, question.make_allocator, is_cuda=question.is_cuda
+    )  # fmt: skip
+    room = question.usable_bytes * (1 - MARGIN)
+    fitting = [p for p in points if p.needs_bytes <= room and not p.is_out_of_memory]
+    chosen = min(fitting, key=lambda p: p.seconds, default=None)
+    if chosen is None or (curve.best is not None and chosen.slowdown >= curve.best.step.slowdown):
+        return None
+    is_all = chosen is points[-1]
+    which = blocks if is_all else f"the first {chosen.n_blocks} of {blocks}"
+    return Cheaper(f"torch.utils.checkpoint on {which}", chosen.slowdown - 1, chosen.needs_bytes)
 
 
 def _notes(program: Program, thresholds: Thresholds | None, device: DeviceProfile) -> Iterator[str]:

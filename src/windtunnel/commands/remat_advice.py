@@ -18,6 +18,7 @@ from windtunnel.commands.remat_page import add_to_page
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import MissingFramework, UsageError
 from windtunnel.remat.advisor import Advice, advise
+from windtunnel.remat.curve import MakeAllocator
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.program import Program
 from windtunnel.remat.program_costs import ProgramCosts
@@ -49,10 +50,11 @@ def give_advice(
     subject: str,
     folder: Path | None,
     is_json: bool,
+    make_allocator: MakeAllocator,
     writes_page: bool = False,
 ) -> int:
     """Compare, write, show; the exit code."""
-    advice = _advise(program, costs, device, settings, budgets)
+    advice = _advise(program, costs, device, settings, budgets, make_allocator)
     notes = _write(folder, advice, subject) if folder is not None else []
     if folder is not None and writes_page:
         notes += filter(None, [add_to_page(folder, advice_part(advice, subject, device.id))])
@@ -75,6 +77,7 @@ def _advise(
     device: DeviceProfile,
     settings: Settings,
     budgets: Sequence[int] | None,
+    make_allocator: MakeAllocator,
 ) -> Advice:
     """With a bar on the terminal that vanishes when done."""
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -85,7 +88,7 @@ def _advise(
 
         return advise(
             program, costs, device.usable_bytes, budgets, _SOLVER_S, on_progress,
-            is_cuda=device.kind == "cuda", settings=settings,
+            is_cuda=device.kind == "cuda", settings=settings, make_allocator=make_allocator,
         )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def _next_command(result: WhatIf, args: Namespace) -> str:
         return f"windtunnel replay {file} --device {device}   (would it fit?)"
     conf = best_conf(result)
     if conf is not None:
-        return f"PYTORCH_CUDA_ALLOC_CONF={conf} python your_script.py   (the best row, on the real device)"
+        return f"{conf} python your_script.py   (the best row, on the real device)"
     device = shlex.quote(result.device)
     other = "mindspore:enable_vmm=True,vmm_align_size=4MB" if is_mindspore else "cuda:max_split_size_mb=512"
     return f"windtunnel replay {file} --device {device} --allocator {other}   (or yours)"

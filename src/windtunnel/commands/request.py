@@ -26,6 +26,7 @@ _CONF_VARIABLES = {
     "npu": ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
 }
 _EXECUTORS = ("local", "ray")
+_LARGEST_FACTOR = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,20 @@ class RunRequest:
     is_network_allowed: bool = False  # the script may reach other machines
     isolation: str = "auto"  # or "guard": no copy-on-write layer even where one can be had
     keep_files: Path | None = None  # where to copy what the script wrote; None: nowhere
+    checkpointed: tuple[str, ...] = ()  # what if: paths of modules to run under activation checkpointing
+    batch_factor: float = 1.0  # what if: batches of loaders this many times as large
+    device_option: str = ""  # --device as the user spelled it; empty: the name of the device says it all
+    is_advising: bool | None = False  # try what might help; None: if it does not fit and was soon done
+
+    @property
+    def options(self) -> list[str]:
+        """What a command that repeats this run has to say before the script."""
+        found = ["--device", self.device_option or self.device.id]
+        found += ["--world-size", str(self.world_size)] if self.world_size > 1 else []
+        found += ["--allocator", self.allocator] if self.allocator != self.device.allocator else []
+        found += [part for pattern in self.checkpointed for part in ("--checkpoint", pattern)]
+        found += ["--batch-factor", f"{self.batch_factor:g}"] if self.batch_factor != 1 else []
+        return [*found, "-m"] if self.is_module else found
 
     @property
     def is_list(self) -> bool:
@@ -99,9 +114,23 @@ def check_request(request: RunRequest) -> None:
         if request.executor != "local":
             raise UsageError("--keep-files is for runs on this machine", hint="leave --executor out")
     _check_framework(request)
+    _check_what_if(request)
     _check_ranks(request)
     _check_time(request)
     Allocator.from_spec(request.allocator, conf=request.allocator_conf)
+
+
+def _check_what_if(request: RunRequest) -> None:
+    if not 0 < request.batch_factor < _LARGEST_FACTOR:
+        raise UsageError(
+            f"the batch factor is {request.batch_factor:g}, and it lies between 0 and {_LARGEST_FACTOR:,}",
+            hint="--batch-factor 2 doubles the batches of every DataLoader",
+        )
+    is_what_if = request.checkpointed or request.batch_factor != 1
+    if is_what_if and request.framework == "mindspore":
+        raise UsageError(
+            "--checkpoint and --batch-factor change PyTorch programs only", hint="change the script instead"
+        )
 
 
 def _check_framework(request: RunRequest) -> None:
@@ -183,5 +212,6 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.script, request.arguments, request.is_module, request.device, request.allocator,
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
-        str(folder.resolve()), request.is_recording_saves, request.framework,
+        str(folder.resolve()), request.is_recording_saves, request.framework, request.checkpointed,
+        request.batch_factor,
     )  # fmt: skip

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from windtunnel.capture.framework_choice import framework_of
+from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.commands.page_stage import PAGE
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
 from windtunnel.commands.run_folder import prepare_folder
@@ -25,6 +27,8 @@ from windtunnel.report.json_file import report_text
 from windtunnel.report.terminal import show_run
 
 __all__ = ["add_arguments", "read_request", "run"]
+
+_OUT = "windtunnel-out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,11 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace-ranks", metavar="LIST", help="ranks that get a trace, such as 0,8-11 (default: up to 4)")
     add("--library-buffers", action="store_true",
         help="take the estimated buffers of NCCL or HCCL off the usable memory")  # fmt: skip
+    add("--checkpoint", action="append", default=[], metavar="MODULES",
+        help="what if these ran under activation checkpointing: model.layers.0-27 or model.layers.*")  # fmt: skip
+    add("--batch-factor", type=float, default=1.0, metavar="F",
+        help="what if every DataLoader made batches F times as large")  # fmt: skip
+    add("--advise", action=argparse.BooleanOptionalAction, default=None,
+        help="simulate what would make it fit, or how large a batch it has room for (default: only if it does not"
+        " fit and the run took less than a minute)")  # fmt: skip
     add(
         "--out",
-        default="windtunnel-out",
+        default=_OUT,
         metavar="DIR",
-        help="folder for the run's files (default windtunnel-out)",
+        help=f"folder for the run's files (default {_OUT})",
     )
     add("--keep-files", type=Path, metavar="DIR",
         help="copy what the script wrote to this new folder (default: it is listed, and gone after the run)")  # fmt: skip
@@ -133,6 +144,13 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
     page = f"; {folder}/{PAGE} is that page" if (folder / PAGE).is_file() else ""
     lines = [f"\nnext: windtunnel view {folder}   (look at it in a browser{page})"]
     rank = simulation.result.tightest
+    is_to_ask = request.is_advising is None and request.framework == "torch" and request.level > 0
+    if is_to_ask and not simulation.result.advice and request.device.kind != "cpu":
+        why = "how large a batch has room" if simulation.result.fits else "what would make it fit"
+        out = ["--out", str(request.folder)] if str(request.folder) != _OUT else []
+        options = ["--advise", "--force", *out, *request.options]
+        again = shlex.join(["windtunnel", "run", *options, request.script, *request.arguments])
+        lines.append(f"      {again}   ({why}: a few runs more)")
     if rank is not None and rank.peak_bytes:
         lines.append(
             f"      windtunnel replay {folder}/rank{rank.rank}   (the same program under other allocators)"
@@ -194,6 +212,10 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         is_network_allowed=args.network_access,
         isolation=args.isolation,
         keep_files=args.keep_files,
+        checkpointed=tuple(pattern for text in args.checkpoint for pattern in split_patterns(text)),
+        batch_factor=args.batch_factor,
+        is_advising=args.advise,
+        device_option=args.device or "",
     )
     check_request(request)
     return request

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from windtunnel import __version__
@@ -25,6 +26,7 @@ from windtunnel.commands.nursery import Nursery
 from windtunnel.commands.page_stage import ranks_in_detail, write_run_page
 from windtunnel.commands.rank import CANNOT_RECORD, CANNOT_START, OUR_BUG
 from windtunnel.commands.rank_analysis import Finding
+from windtunnel.commands.remedies import find_remedies
 from windtunnel.commands.request import RunRequest, task_of
 from windtunnel.commands.time_stage import time_run
 from windtunnel.commands.world import ChosenRanks, Outcome, World, WorldProgress
@@ -34,7 +36,7 @@ from windtunnel.isolation.changes import Files
 from windtunnel.isolation.layer import Isolation
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json_file import write_report
-from windtunnel.report.result import DeviceResult, RankResult, RunResult, failed_rank, same_as
+from windtunnel.report.result import DeviceResult, RankResult, Remedy, RunResult, failed_rank, same_as
 from windtunnel.report.time_result import TimeResult
 
 __all__ = ["Simulation", "isolation_of", "simulate", "summarise"]
@@ -46,6 +48,7 @@ _OVERLOOKED = (
     " work of their neighbours; --ranks all simulates every rank"
 )
 _FEW_RANKS = 4  # each of which gets a picture
+_SOON_S = 60.0  # a run that took longer is not repeated unless the user asks: advice takes a few runs
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,9 @@ def _simulate(
             world_size=request.world_size, stops_with_rank_0=request.ranks is None,
         )  # fmt: skip
         watch(world.progress)
+        started = monotonic()
         outcome = world.run()
+        seconds = monotonic() - started
         findings = _with_remarks(outcome)
         representative = choice.representatives() if outcome.is_whole else {}
         reported, representative = _reported(request, findings, representative, outcome)
@@ -141,17 +146,24 @@ def _simulate(
     if note is not None:
         first = min(reported)
         reported[first] = _noted(reported[first], (note,))
+    advice: tuple[Remedy, ...] = ()
+    try:
+        if not is_interrupted:
+            advice = _advice(
+                request, _run_result(request, reported, representative, mismatches), seconds, tell
+            )
+    except KeyboardInterrupt:
+        is_interrupted = True
     if is_interrupted:
         request = _without_time(request)
+    told = (reported, representative, mismatches, tell, details, files, advice)
     try:
-        simulation = summarise(request, reported, representative, mismatches, tell, details, files)
+        simulation = summarise(request, *told)
     except KeyboardInterrupt:  # what was found until now is worth a report
         is_interrupted = True
-        simulation = summarise(
-            _without_time(request), reported, representative, mismatches, tell, details, files
-        )
+        simulation = summarise(_without_time(request), *told)
     except WindtunnelError:
-        summarise(_without_time(request), reported, representative, mismatches, tell, details, files)
+        summarise(_without_time(request), *told)
         raise
     if is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
@@ -166,10 +178,12 @@ def summarise(
     tell: Tell = lambda text: None,
     details: Mapping[int, dict[str, Any]] | None = None,
     files: Files | None = None,
+    advice: tuple[Remedy, ...] = (),
 ) -> Simulation:
     """Put the ranks together, time them at level 3, and write report.json and the page whatever happened to them."""
     findings, time, trace = _timed(request, findings, representative, mismatches, tell)
-    result = replace(_run_result(request, findings, representative, mismatches, time), files=files)
+    result = _run_result(request, findings, representative, mismatches, time)
+    result = replace(result, files=files, advice=advice)
     codes = [finding.code for finding in findings.values()]
     try:
         write_report(request.folder / "report.json", result)
@@ -213,6 +227,26 @@ def _files(
             f"files the script wrote could not be copied to {request.keep_files}: {error.strerror or error}",
         )
     return files, f"{n_kept} files the script wrote are in {request.keep_files}"
+
+
+def _advice(request: RunRequest, result: RunResult, seconds: float, tell: Tell) -> tuple[Remedy, ...]:
+    """Try what might help the tightest rank, if that was asked for, or if it is out of memory and soon told."""
+    rank = result.tightest
+    is_wanted = request.is_advising
+    if is_wanted is None:
+        is_wanted = not result.fits and seconds < _SOON_S
+    can_be_tried = request.framework == "torch" and request.level > 0 and request.device.kind != "cpu"
+    has_failed = bool(result.mismatches) or any(each.status == "failed" for each in result.ranks)
+    if not is_wanted or not can_be_tried or has_failed or rank is None or not rank.peak_bytes:
+        return ()
+
+    def run(changed: RunRequest) -> RankResult | None:
+        simulation = simulate(changed, lambda rank, line: None, lambda progress: None)
+        if INTERRUPTED in simulation.codes:
+            raise KeyboardInterrupt
+        return next((each for each in simulation.result.ranks if each.rank == rank.rank), None)
+
+    return find_remedies(request, rank, run, tell)
 
 
 def _run_result(

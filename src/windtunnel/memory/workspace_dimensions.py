@@ -19,7 +19,7 @@ from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Signature, TensorSpec
 from windtunnel.events.scalars import arguments_of
 
-__all__ = ["Dimensions", "base_name", "is_dimension", "settings_of"]
+__all__ = ["Dimensions", "base_name", "is_dimension", "n_bytes_of", "settings_of"]
 
 _ITEM_BYTES = {
     "float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "uint32": 4,
@@ -117,9 +117,9 @@ def _general(signature: Signature, name: str) -> float:
         case "n_outputs":
             return len(outputs)
         case "in_bytes":
-            return sum(map(_n_bytes, inputs))
+            return sum(map(n_bytes_of, inputs))
         case "out_bytes":
-            return sum(map(_n_bytes, outputs))
+            return sum(map(n_bytes_of, outputs))
         case "in_max_numel":
             return max((_numel(spec) for spec in inputs), default=0)
         case "itemsize" if first:
@@ -138,7 +138,7 @@ def _of_tensor(signature: Signature, name: str, found: re.Match[str]) -> float:
         case "numel":
             return _numel(spec)
         case "bytes":
-            return _n_bytes(spec)
+            return n_bytes_of(spec)
         case "itemsize":
             return _item_bytes(spec)
         case "ndim":
@@ -160,7 +160,7 @@ def _item_bytes(spec: TensorSpec) -> int:
     return _ITEM_BYTES.get(spec.dtype, 1)
 
 
-def _n_bytes(spec: TensorSpec) -> int:
+def n_bytes_of(spec: TensorSpec) -> int:
     return _numel(spec) * _item_bytes(spec)
 
 

@@ -1,6 +1,7 @@
 """How many bytes are in use while a program is played: a storage lives as long as anyone holds it.
 
     Program, costs, Plan ──> play ──> Played(seconds, peak, live bytes at every action)
+    the same, Allocator ────────────> what it reserves for that
 
 The program, autograd and whoever computes something again may hold the same storage. Every plan is played with this
 one account, so their times and peaks can be compared.
@@ -15,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.events.model import Phase
+from windtunnel.memory import Allocator
 from windtunnel.remat.program import Alloc, Call, Free, Load, Op, Program, Save, Step, Unsave
 
 __all__ = ["Account", "Costs", "Key", "Plan", "Played", "last_step", "play"]
@@ -35,11 +37,14 @@ class Costs(Protocol):
 class Account:
     """What is held, by how many, and the most that ever was."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocator: Allocator | None = None) -> None:
         self.live = 0
         self.peak = 0
         self._bytes: dict[Key, int] = {}
         self._holders: dict[Key, int] = {}
+        self._allocator = allocator
+        self._ids: dict[Key, int] = {}  # of what the allocator gave
+        self._n_given = 0
 
     def hold(self, key: Key, n_bytes: int = 0) -> None:
         """One holder more; the first one says how large it is."""
@@ -47,7 +52,9 @@ class Account:
         if not holders:
             self._bytes[key] = n_bytes
             self.live += n_bytes
-            self.see(self.live)
+            self.peak = max(self.peak, self.live)
+            if self._allocator is not None and n_bytes:
+                self._ids[key] = self._give(self._allocator, n_bytes)
         self._holders[key] = holders + 1
 
     def release(self, key: Key) -> None:
@@ -57,10 +64,24 @@ class Account:
         elif holders:
             del self._holders[key]
             self.live -= self._bytes.pop(key)
+            if self._allocator is not None and key in self._ids:
+                self._allocator.free(self._ids.pop(key))
 
-    def see(self, n_bytes: int) -> None:
-        """So many bytes are in use for a moment."""
-        self.peak = max(self.peak, n_bytes)
+    def use_for_a_moment(self, n_bytes: int) -> None:
+        """So many bytes more are in use, and free again at once."""
+        self.peak = max(self.peak, self.live + n_bytes)
+        if self._allocator is not None and n_bytes:
+            self._allocator.free(self._give(self._allocator, n_bytes))
+
+    def attach(self, allocator: Allocator) -> None:
+        """From now on this allocator gives the memory; what is held already it gives first."""
+        self._allocator = allocator
+        self._ids = {key: self._give(allocator, n_bytes) for key, n_bytes in self._bytes.items() if n_bytes}
+
+    def _give(self, allocator: Allocator, n_bytes: int) -> int:
+        self._n_given += 1
+        allocator.alloc(self._n_given, n_bytes)
+        return self._n_given
 
 
 class Plan:
@@ -101,10 +122,21 @@ class Played:
     live_bytes: np.ndarray  # the most during each action of the step
 
 
-def play(program: Program, costs: Costs, plan: Plan | None = None) -> Played:
-    """Play all actions; time and memory are those of the last step."""
+def play(
+    program: Program,
+    costs: Costs,
+    plan: Plan | None = None,
+    allocator: Allocator | None = None,
+    *,
+    is_for_last_step: bool = False,
+) -> Played:
+    """Play all actions; time and memory are those of the last step.
+
+    A fresh `allocator` is asked for all memory from the beginning; of the last step alone, if the plan is made for
+    that one only. Its own counters tell what that took. Raises PredictedOutOfMemory where it is full.
+    """
     plan = plan or Plan()
-    account = Account()
+    account = Account(None if is_for_last_step else allocator)
     plan.begin(account)
     first, end = last_step(program)
     live = np.zeros(end - first, np.int64)
@@ -114,6 +146,8 @@ def play(program: Program, costs: Costs, plan: Plan | None = None) -> Played:
     for at, action in enumerate(program.actions[:end]):
         if at == first:
             recompute_before = plan.seconds
+            if is_for_last_step and allocator is not None:
+                account.attach(allocator)
         account.peak = account.live
         plan.before(at)
         kind = type(action)

@@ -2,6 +2,7 @@
 
     Program, costs ──> nothing dropped | checkpointed blocks | best fixed set | windtunnel.dtr ──> Advice
 
+Whether a way fits is the allocator's word: bytes reserved on the device, fragments included, as `run` has it.
 Checkpointing is what torch.utils.checkpoint would do. The fixed set is the solver's: what a plan that knows the whole
 step could reach, so it also tells how far the others are from the best.
 """
@@ -14,24 +15,36 @@ from typing import Literal
 
 import numpy as np
 
-from windtunnel.remat.account import Played, play
-from windtunnel.remat.blocks import Block, find_blocks, name_blocks
+from windtunnel.memory import Allocator
+from windtunnel.remat.account import Plan, Played, play
+from windtunnel.remat.blocks import Block, find_blocks, in_every_step, name_blocks
 from windtunnel.remat.checkpointing import CheckpointPlan
+from windtunnel.remat.curve import MARGIN, MakeAllocator
 from windtunnel.remat.engine import Settings
 from windtunnel.remat.program import Program
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.selective import Problem, Selection, gap_to, select
 from windtunnel.remat.selective_model import check_solver
 from windtunnel.remat.simulate import simulate
+from windtunnel.remat.static_plan import StaticPlan
 
-__all__ = ["Advice", "Dropped", "Point", "Way", "advise", "choose_budgets", "lowest_possible"]
+__all__ = [
+    "Advice",
+    "Dropped",
+    "Point",
+    "Way",
+    "advise",
+    "checkpointing_points",
+    "choose_budgets",
+    "lowest_possible",
+]
 
 Way = Literal["nothing", "blocks", "fixed set", "dtr"]
 Progress = Callable[[str, float], None]
 
 _N_BUDGETS = 8
-_DTR_TRIES = 6  # to find a threshold whose peak is within a budget
-_SPARE = 0.05  # of the device, for what is not counted here: fragments, workspaces of libraries
+_DTR_TRIES = 6  # to find a threshold that stays within a budget
+_DTR_STEPS = 100  # of the budget: the least that a threshold is lowered by
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,13 @@ class Point:
     threshold_bytes: int = 0  # of windtunnel.dtr
     gap: float = 0.0  # of a fixed set: how much shorter a step could at best be, as a share
     dropped: tuple[Dropped, ...] = ()  # by a fixed set, most bytes first
+    reserved_bytes: int = 0  # by the allocator, in the whole run; 0: it was not asked
+    is_out_of_memory: bool = False  # on the device, or there only by giving the allocator's cache back
+
+    @property
+    def needs_bytes(self) -> int:
+        """What a device must have room for."""
+        return self.reserved_bytes or self.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -69,12 +89,11 @@ class Advice:
     n_blocks: int
     lowest_bytes: int  # in use at some moment whatever is dropped
     unreached_bytes: int  # the largest budget out of a fixed set's reach; 0: all were kept
-    is_inferred: bool  # what autograd saves was guessed
 
     @property
     def room_bytes(self) -> int:
-        """What a plan should stay within: the device, less a little for fragments and workspaces."""
-        return int(self.device_bytes * (1 - _SPARE))
+        """What a plan should stay within: the device, less a little for what is not simulated."""
+        return int(self.device_bytes * (1 - MARGIN))
 
     @property
     def nothing(self) -> Point:
@@ -90,8 +109,12 @@ class Advice:
 
     def best(self, ways: Iterable[Way], budget_bytes: int) -> Point | None:
         """The fastest of these that stays within the budget; of equals, the one that takes least."""
-        fitting = [p for p in self.points if p.way in ways and p.peak_bytes <= budget_bytes]
-        return min(fitting, key=lambda p: (p.seconds, p.peak_bytes), default=None)
+        fitting = [
+            p
+            for p in self.points
+            if p.way in ways and p.needs_bytes <= budget_bytes and not p.is_out_of_memory
+        ]
+        return min(fitting, key=lambda p: (p.seconds, p.needs_bytes), default=None)
 
 
 def advise(
@@ -104,36 +127,117 @@ def advise(
     *,
     is_cuda: bool = True,
     settings: Settings | None = None,
+    make_allocator: MakeAllocator | None = None,
 ) -> Advice:
     """Compare all ways. `budgets` are bytes of the whole device in use; `time_limit_s` is the solver's, for all of them.
 
-    `settings` are those of windtunnel.dtr; its threshold is set to each budget in turn.
+    `settings` are those of windtunnel.dtr; its threshold is set to each budget in turn. Without `make_allocator`,
+    memory is bytes in use.
     """
     check_solver()
     say = on_progress or (lambda text, share: None)
     say("nothing dropped", 0.0)
     problem = Problem(program, costs, is_cuda=is_cuda)
-    nothing = problem.kept
+    judge = _Judge(problem, device_bytes, make_allocator)
     blocks = find_blocks(program)
-    points = [_point("nothing", "plain training", nothing, nothing)]
+    nothing = judge.point("nothing", "plain training", problem.kept, Plan)
+    points = [nothing]
     n_all = len({block.path for block in blocks})
     for n_blocks in _how_many(n_all):
         say(f"{n_blocks} of {n_all} blocks checkpointed", 0.0)
-        points.append(_checkpointed(problem, blocks, n_blocks))
+        points.append(_checkpointed(judge, blocks, n_blocks))
     every_block = points[-1] if blocks else None
     lowest = min(lowest_possible(problem), *(point.peak_bytes for point in points))
-    asked = tuple(sorted(set(budgets or choose_budgets(problem, device_bytes, every_block)), reverse=True))
+    chosen = budgets or choose_budgets(problem, device_bytes, every_block, nothing.needs_bytes)
+    asked = tuple(sorted(set(chosen), reverse=True))
     unreached = 0
     for i, budget in enumerate(asked):
         say(f"best set within {budget:,} bytes", (2 * i + 1) / (2 * len(asked) + 1))
-        selection = select(problem, budget, time_limit_s / len(asked))
+        within = budget * nothing.peak_bytes // nothing.needs_bytes if nothing.needs_bytes else budget
+        selection = replace(select(problem, within, time_limit_s / len(asked)), budget_bytes=budget)
         unreached = max(unreached, budget if selection.played is None else 0)
-        points += _selected(problem, selection, every_block)
+        points += _selected(judge, selection, every_block)
         say(f"windtunnel.dtr within {budget:,} bytes", (2 * i + 2) / (2 * len(asked) + 1))
-        points.append(_dtr(program, costs, settings or Settings(), budget, nothing, is_cuda))
+        points.append(judge.dtr(settings or Settings(), budget))
     return Advice(
-        device_bytes, asked, tuple(points), name_blocks(blocks), n_all, lowest, unreached, program.is_inferred
+        device_bytes, asked, tuple(points), name_blocks(blocks), n_all, lowest, unreached
     )  # fmt: skip
+
+
+def checkpointing_points(
+    program: Program, costs: ProgramCosts, device_bytes: int, make_allocator: MakeAllocator, *, is_cuda: bool
+) -> tuple[tuple[Point, ...], str]:
+    """Half of the blocks and every block checkpointed, and which blocks those are; nothing if nothing repeats."""
+    judge = _Judge(Problem(program, costs, is_cuda=is_cuda), device_bytes, make_allocator)
+    blocks = find_blocks(program)
+    n_all = len({block.path for block in blocks})
+    numbers = sorted({n_all // 2, n_all} - {0})
+    return tuple(_checkpointed(judge, blocks, n_blocks) for n_blocks in numbers), name_blocks(blocks)
+
+
+class _Judge:
+    """Asks the allocator what a way reserves, and whether the device has it."""
+
+    def __init__(self, problem: Problem, device_bytes: int, make_allocator: MakeAllocator | None) -> None:
+        self.problem = problem
+        self._device_bytes = device_bytes
+        self._make_allocator = make_allocator
+
+    def point(
+        self, way: Way, label: str, played: Played, make_plan: Callable[[], Plan], *, is_whole: bool = True
+    ) -> Point:
+        """`is_whole`: the plan is for all steps, not for the last one only."""
+        nothing = self.problem.kept
+        slowdown = played.seconds / nothing.seconds if nothing.seconds else 1.0
+        point = Point(way, label, played.seconds, played.peak_bytes, slowdown)
+        if self._make_allocator is None:
+            return replace(point, is_out_of_memory=played.peak_bytes > self._device_bytes)
+        free = self._make_allocator(None)
+        self._play(make_plan(), free, is_whole)
+        reserved = free.peak_reserved_bytes
+        is_full = reserved > self._device_bytes  # then it may still live by giving its cache back, stalling
+        return replace(point, reserved_bytes=reserved, is_out_of_memory=is_full)
+
+    def _play(self, plan: Plan, allocator: Allocator, is_whole: bool) -> None:
+        play(self.problem.program, self.problem.costs, plan, allocator, is_for_last_step=not is_whole)
+
+    def dtr(self, settings: Settings, budget: int) -> Point:
+        """The runtime with the threshold as high as it stays within the budget, if a few tries find one."""
+        threshold = budget
+        points: list[Point] = []
+        for _ in range(_DTR_TRIES):
+            point = self._dtr_at(replace(settings, threshold=threshold), budget)
+            if point is None:
+                break
+            points.append(point)
+            over = point.needs_bytes - budget
+            if (over <= 0 and not point.is_out_of_memory) or over >= threshold:
+                break
+            threshold -= max(over, budget // _DTR_STEPS)
+            if threshold <= 0:
+                break
+        within = [p for p in points if p.needs_bytes <= budget and not p.is_out_of_memory]
+        if within:
+            return min(within, key=lambda p: p.seconds)
+        return min(points, key=lambda p: (p.is_out_of_memory, p.needs_bytes))
+
+    def _dtr_at(self, settings: Settings, budget: int) -> Point | None:
+        problem = self.problem
+        allocator = self._make_allocator(self._device_bytes) if self._make_allocator is not None else None
+        outcome = simulate(problem.program, problem.costs, settings, allocator, is_cuda=problem.is_cuda)
+        step = outcome.last_step
+        if step is None:
+            return None
+        stalls = sum(each.allocation_retries + each.cache_flushes for each in outcome.steps)
+        reserved = max(each.peak_reserved_bytes for each in outcome.steps)
+        live = max(each.peak_live_bytes for each in outcome.steps) if allocator else step.peak_live_bytes
+        seconds = problem.kept.seconds + step.extra_seconds
+        slowdown = seconds / problem.kept.seconds if problem.kept.seconds else 1.0
+        is_full = outcome.out_of_memory is not None or bool(stalls) or live > self._device_bytes
+        return Point(
+            "dtr", "windtunnel.dtr", seconds, live, slowdown, budget, 0, settings.threshold or 0,
+            reserved_bytes=reserved, is_out_of_memory=is_full,
+        )  # fmt: skip
 
 
 def lowest_possible(problem: Problem) -> int:
@@ -150,15 +254,17 @@ def lowest_possible(problem: Problem) -> int:
     return int((live - np.cumsum(change[:-1])).max(initial=0))
 
 
-def choose_budgets(problem: Problem, device_bytes: int, every_block: Point | None) -> list[int]:
-    """Evenly from the lowest possible to the peak; what checkpointing takes; and what the device has room for."""
-    lowest, peak = lowest_possible(problem), problem.kept.peak_bytes
+def choose_budgets(
+    problem: Problem, device_bytes: int, every_block: Point | None, needs_bytes: int | None = None
+) -> list[int]:
+    """Evenly from the lowest possible to the need; what checkpointing takes; and what the device has room for."""
+    lowest, peak = lowest_possible(problem), needs_bytes or problem.kept.peak_bytes
     if every_block is not None:  # which runs calls again that nothing else may
-        lowest = min(lowest, every_block.peak_bytes)
+        lowest = min(lowest, every_block.needs_bytes)
     found = {lowest + (peak - lowest) * i // _N_BUDGETS for i in range(1, _N_BUDGETS)}
-    if every_block is not None and every_block.peak_bytes < peak:
-        found.add(every_block.peak_bytes)
-    room = int(device_bytes * (1 - _SPARE))
+    if every_block is not None and every_block.needs_bytes < peak:
+        found.add(every_block.needs_bytes)
+    room = int(device_bytes * (1 - MARGIN))
     if lowest <= room < peak:
         found.add(room)
     return sorted(found) or [peak]
@@ -170,22 +276,23 @@ def _how_many(n_blocks: int) -> list[int]:
     return sorted({round(n_blocks * (i + 1) / steps) for i in range(steps)}) if steps else []
 
 
-def _checkpointed(problem: Problem, blocks: tuple[Block, ...], n_blocks: int) -> Point:
+def _checkpointed(judge: _Judge, blocks: tuple[Block, ...], n_blocks: int) -> Point:
     """A block may run several times in a step, for one micro-batch after the other say."""
     paths = list(dict.fromkeys(block.path for block in blocks))
-    wrapped = [block for block in blocks if block.path in paths[:n_blocks]]
-    played = play(problem.program, problem.costs, CheckpointPlan(problem.program, problem.costs, wrapped))
+    program, costs = judge.problem.program, judge.problem.costs
+    wrapped = in_every_step(program, (block for block in blocks if block.path in paths[:n_blocks]))
+    played = play(program, costs, CheckpointPlan(program, costs, wrapped))
     is_all = n_blocks == len(paths)
     label = "checkpoint every block" if is_all else f"checkpoint {n_blocks}/{len(paths)} blocks"
-    return replace(_point("blocks", label, played, problem.kept), n_blocks=n_blocks)
+    point = judge.point("blocks", label, played, lambda: CheckpointPlan(program, costs, wrapped))
+    return replace(point, n_blocks=n_blocks)
 
 
-def _selected(problem: Problem, selection: Selection, every_block: Point | None) -> list[Point]:
-    budget, played = selection.budget_bytes, selection.played
-    nothing = problem.kept
+def _selected(judge: _Judge, selection: Selection, every_block: Point | None) -> list[Point]:
+    budget, played, problem = selection.budget_bytes, selection.played, judge.problem
     is_beaten = (
         every_block is not None
-        and every_block.peak_bytes <= budget
+        and every_block.needs_bytes <= budget
         and (played is None or every_block.seconds < played.seconds)
     )
     if is_beaten:  # checkpointed blocks are a fixed set as well
@@ -194,7 +301,13 @@ def _selected(problem: Problem, selection: Selection, every_block: Point | None)
         return [replace(every_block, way="fixed set", budget_bytes=budget, gap=gap)]
     if played is None:
         return []
-    point = _point("fixed set", "best fixed set", played, nothing)
+    point = judge.point(
+        "fixed set",
+        "best fixed set",
+        played,
+        lambda: StaticPlan(problem.program, problem.lineage, selection.choice),
+        is_whole=False,
+    )
     return [
         replace(
             point, budget_bytes=budget, gap=selection.gap, dropped=_summary(problem, selection.choice.dropped)
@@ -212,32 +325,3 @@ def _summary(problem: Problem, dropped: Iterable[int]) -> tuple[Dropped, ...]:
         seconds = sum(problem.lineage.units[unit].seconds for unit in units)
         found.append(Dropped(operator, len(units), sum(r.n_bytes for r in results), seconds))
     return tuple(sorted(found, key=lambda d: (-d.n_bytes, d.operator)))
-
-
-def _dtr(
-    program: Program, costs: ProgramCosts, settings: Settings, budget: int, nothing: Played, is_cuda: bool
-) -> Point:
-    """The runtime with the threshold as high as its peak stays within the budget, if a few tries find one."""
-    threshold = budget
-    points = []
-    for _ in range(_DTR_TRIES):
-        outcome = simulate(program, costs, replace(settings, threshold=threshold), is_cuda=is_cuda)
-        step = outcome.last_step
-        if step is None:
-            break
-        seconds = nothing.seconds + step.extra_seconds
-        slowdown = seconds / nothing.seconds if nothing.seconds else 1.0
-        points.append(
-            Point("dtr", "windtunnel.dtr", seconds, step.peak_live_bytes, slowdown, budget, 0, threshold)
-        )
-        over = step.peak_live_bytes - budget
-        if over <= 0 or over >= threshold:
-            break
-        threshold -= max(over, budget // 100)
-    within = [p for p in points if p.peak_bytes <= budget]
-    return min(within, key=lambda p: p.seconds) if within else min(points, key=lambda p: p.peak_bytes)
-
-
-def _point(way: Way, label: str, played: Played, nothing: Played) -> Point:
-    slowdown = played.seconds / nothing.seconds if nothing.seconds else 1.0
-    return Point(way, label, played.seconds, played.peak_bytes, slowdown)

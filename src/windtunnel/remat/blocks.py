@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from windtunnel.events.model import Kind, Phase
 from windtunnel.remat.account import last_step
 from windtunnel.remat.program import Alloc, Call, Program, Save
 
-__all__ = ["Block", "find_blocks", "name_blocks"]
+__all__ = ["Block", "find_blocks", "in_every_step", "name_blocks"]
 
 _NUMBER = re.compile(r"\d+")
 _WORTH_A_FAMILY = 0.05  # of everything saved: what it must spare to be checkpointed as well
@@ -50,6 +51,12 @@ def find_blocks(program: Program) -> tuple[Block, ...]:
         chosen[name] = families[name]
 
 
+def in_every_step(program: Program, blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """The same modules in all steps, in order."""
+    paths = {block.path for block in blocks}
+    return tuple(block for block in _spans(program, from_the_start=True) if block.path in paths)
+
+
 def name_blocks(blocks: tuple[Block, ...]) -> str:
     """How many of which: `12 blocks, layers.0 to layers.11`."""
     paths = list(dict.fromkeys(block.path for block in blocks))
@@ -68,11 +75,12 @@ def _families(program: Program, facts: _Facts) -> dict[str, list[Block]]:
     return {name: blocks for name, blocks in found.items() if len({b.path for b in blocks}) > 1}
 
 
-def _spans(program: Program) -> list[Block]:
-    """Every run of every module in the forward of the last step."""
+def _spans(program: Program, *, from_the_start: bool = False) -> list[Block]:
+    """Every run of every module in the forward of the last step, or of all."""
     columns = program.recording.columns
     kinds, phases, subjects = columns["kind"], columns["phase"], columns["subject"]
     first, end = last_step(program)
+    first = 0 if from_the_start else first
     rows = [action.row for action in program.actions]
     if first >= end:
         return []
@@ -88,7 +96,7 @@ def _spans(program: Program) -> list[Block]:
             block = Block(program.recording.name(module), bisect_left(rows, begin), bisect_left(rows, row))
             if block.first >= first and block.first < block.end:
                 spans.append(block)
-    return spans
+    return sorted(spans, key=lambda block: block.first)
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -20,7 +20,7 @@ from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.simulate import floor_bytes, simulate
 from windtunnel.remat.thresholds import default_thresholds
 
-__all__ = ["MARGIN", "Curve", "Point", "Question", "has_backward", "trace_curve"]
+__all__ = ["MARGIN", "Curve", "MakeAllocator", "Point", "Question", "has_backward", "trace_curve"]
 
 MARGIN = 0.05  # of the usable memory
 _AS_FAST = 0.005  # of a step: a smaller difference is called none

@@ -55,7 +55,6 @@ class Outcome:
     unevictable_bytes: int  # the most in use at any time beside what could have been evicted
     floor_bytes: int  # the same at the operators where the runtime acts: no lower threshold can be held
     out_of_memory: OutOfMemory | None
-    is_inferred: bool
 
     @property
     def last_step(self) -> StepOutcome | None:

@@ -2,20 +2,21 @@
 
     Recording ──> read_program ──> Program(actions in order)
 
-A run made for it tells all of this. From an ordinary recording the saves are inferred: a storage born in forward and
-read in backward is taken as saved at its last use in forward, by nobody but autograd.
+Only a run made for it tells all of this: what autograd saves cannot be told from what backward reads, because what
+the program itself still holds then cannot be evicted.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.events.model import CallFlag, Kind, Phase, Recording, Role, Signature
-from windtunnel.remat.replayable import is_view, writes_first_input
+from windtunnel.errors import UsageError
+from windtunnel.events.model import Kind, Phase, Recording, Signature
 
 __all__ = [
     "Action",
@@ -113,7 +114,6 @@ class Program:
     recording: Recording
     n_steps: int
     vanishing: frozenset[int]  # storages of sharded weights, which come and go
-    is_inferred: bool  # what autograd saves was guessed from an ordinary recording
 
     def place(self, row: int) -> str:
         """Where in the program a row of the recording was: `layers.3.mlp, backward`."""
@@ -123,15 +123,29 @@ class Program:
 
 
 def read_program(recording: Recording) -> Program:
-    """The actions of one rank on its device."""
-    rows = _rows(recording)
+    """The actions of one rank on its device; refuses a recording that does not say what autograd saves."""
     kinds = recording.columns["kind"]
-    is_inferred = not np.any(kinds == Kind.CALL)
-    actions = list(_inferred(recording, rows) if is_inferred else _recorded(rows))
+    if np.any(kinds == Kind.OP) and not np.any((kinds == Kind.CALL) | (kinds == Kind.SAVE)):
+        raise UsageError(
+            "this recording is of `windtunnel run`, which does not record what autograd saves",
+            hint=f"let the script run again: {_command(recording)}",
+        )
+    rows = _rows(recording)
+    actions = list(_recorded(rows))
     n_steps = int(np.count_nonzero(kinds == Kind.STEP))
     resized = [row for row in rows if row.kind == Kind.RESIZE]
     vanishing = frozenset(storage for row in resized for storage in (row.subject, row.value))
-    return Program(tuple(actions), recording.signatures, recording, n_steps, vanishing, is_inferred)
+    return Program(tuple(actions), recording.signatures, recording, n_steps, vanishing)
+
+
+def _command(recording: Recording) -> str:
+    header = recording.header
+    device = ["--device", str(header["device"])] if header.get("device") else []
+    module = ["-m"] if header.get("is_module") else []
+    script = str(header.get("script") or "train.py")
+    return shlex.join(
+        ["windtunnel", "remat", *device, *module, script, *map(str, header.get("arguments") or ())]
+    )
 
 
 # -- rows of the rank's own device ------------------------------------------------------------------------------
@@ -252,101 +266,3 @@ def _handles_of_resized_storages(rows: list[_Row]) -> set[int]:
     return {
         row.subject for row in loads if row.extra != 1 and row.value not in copies and row.value != saved[row.subject]
     }  # fmt: skip
-
-
-# -- an ordinary recording --------------------------------------------------------------------------------------
-
-_LONG_LIVED = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER, Role.INPUT)
-
-
-@dataclass
-class _Uses:
-    """Where one storage is used, as positions in the rows."""
-
-    last_forward: int = -1
-    backward: list[int] = field(default_factory=list)
-
-
-def _inferred(recording: Recording, rows: list[_Row]) -> Iterator[Action]:
-    saved = _saved_storages(recording, rows)
-    save_at = {uses.last_forward: [] for uses in saved.values()}
-    for storage, uses in saved.items():
-        save_at[uses.last_forward].append(storage)
-    load_at: dict[int, list[int]] = {}
-    for storage, uses in saved.items():
-        for position in uses.backward:
-            load_at.setdefault(position, []).append(storage)
-    begins = _first_rows_of_ops(rows)
-    was_backward = False
-    for position, row in enumerate(rows):
-        is_backward = row.phase == Phase.BACKWARD
-        if was_backward and not is_backward and row.kind == Kind.OP:
-            yield BackwardEnd(row.index)
-        if row.kind == Kind.OP:
-            was_backward = is_backward
-        if position in begins:
-            yield from _begin(rows[begins[position]])
-        match row.kind:
-            case Kind.ALLOC:
-                yield Alloc(row.index, row.subject, row.value)
-            case Kind.FREE if row.subject not in saved:
-                yield Free(row.index, row.subject)
-            case Kind.STEP:
-                yield Step(row.index, row.subject)
-            case Kind.OP:
-                for storage in load_at.get(position, ()):
-                    yield Load(row.index, storage, storage, True)
-                yield Op(row.index, row.value)
-                if _is_call(row):
-                    yield Return(row.index)
-                for storage in save_at.get(position, ()):
-                    yield Save(row.index, storage, storage)
-                    yield Free(row.index, storage)
-                for storage in load_at.get(position, ()):
-                    yield Free(row.index, storage)
-                    if saved[storage].backward[-1] == position:
-                        yield Unsave(row.index, storage)
-
-
-def _saved_storages(recording: Recording, rows: list[_Row]) -> dict[int, _Uses]:
-    """Storages born in forward and read in backward, and their uses."""
-    marks = recording.columns["kind"] == Kind.MARK
-    is_long_lived = np.isin(recording.columns["role"], _LONG_LIVED)
-    long_lived = set(recording.columns["subject"][marks & is_long_lived].tolist())
-    uses: dict[int, _Uses] = {}
-    for position, row in enumerate(rows):
-        if row.kind == Kind.ALLOC and row.phase == Phase.FORWARD and row.subject not in long_lived:
-            uses[row.subject] = _Uses()
-        elif row.kind == Kind.OP:
-            for storage in {*row.inputs, *row.outputs}:
-                if storage in uses:
-                    if row.phase == Phase.BACKWARD:
-                        uses[storage].backward.append(position)
-                    else:
-                        uses[storage].last_forward = position
-                        uses[storage].backward.clear()  # a later forward needs it: the program holds it
-    return {s: u for s, u in uses.items() if u.last_forward >= 0 and u.backward}
-
-
-def _first_rows_of_ops(rows: list[_Row]) -> dict[int, int]:
-    """Position where an operator's own rows begin (its first allocation) -> position of its OP row."""
-    first: dict[int, int] = {}
-    begins: dict[int, int] = {}
-    for position, row in enumerate(rows):
-        if row.kind == Kind.ALLOC and row.extra >= 0:
-            first.setdefault(row.extra, position)
-        elif row.kind == Kind.OP and _is_call(row):
-            begins[first.pop(row.subject, position)] = position
-    return begins
-
-
-def _is_call(row: _Row) -> bool:
-    return row.phase in (Phase.FORWARD, Phase.BUILD) and not is_view(row.name)
-
-
-def _begin(row: _Row) -> Iterator[Call]:
-    is_write = writes_first_input(row.name) and bool(row.inputs)
-    written = row.inputs[:1] if is_write else ()
-    outputs = written if is_write else row.outputs
-    flags = int(CallFlag.GRAD | CallFlag.COVERS)
-    yield Call(row.index, row.name, row.value, row.inputs, written, outputs, flags, (row.value,))

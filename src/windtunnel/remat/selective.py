@@ -63,6 +63,7 @@ class Problem:
     def __init__(self, program: Program, costs: Costs, *, is_cuda: bool = False) -> None:
         self.program = program
         self.costs = costs
+        self.is_cuda = is_cuda
         self.lineage: Lineage = trace_lineage(program, costs, is_cuda)
         self.kept = play(program, costs)  # nothing dropped
         self.droppable: dict[int, list[int]] = {}  # unit -> its results autograd alone holds

@@ -113,7 +113,6 @@ class _Simulation:
         return Outcome(
             self.settings.threshold, tuple(self._steps.done), self.engine.statistics, self.memory.unevictable_bytes,
             self.memory.floor_bytes, failure,
-            self.program.is_inferred,
         )  # fmt: skip
 
     # -- the engine's host ----------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class StaticPlan(Plan):
         account = self.account
         for result in unit.makes:
             account.hold(("again", result), self.lineage.results[result].n_bytes)
-        account.see(account.live + unit.extra_bytes)
+        account.use_for_a_moment(unit.extra_bytes)
         for result in unit.makes:
             if self._comes_again(result):
                 is_read_later = self.schedule.last_use.get(result, -1) > position

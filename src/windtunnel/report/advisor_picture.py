@@ -46,7 +46,7 @@ def draw_advice(path: Path, advice: Advice, subject: str = "") -> None:
 def _draw_line(axes: Any, points: tuple[Point, ...], label: str, colour: str, marker: str, unit: int) -> None:
     if not points:
         return
-    within = [p for p in points if p.budget_bytes is None or p.peak_bytes <= p.budget_bytes]
+    within = [p for p in points if p.budget_bytes is None or p.needs_bytes <= p.budget_bytes]
     beyond = [p for p in points if p not in within]
     axes.plot(
         *_coordinates(within, unit), color=colour, marker=marker, markersize=5, linewidth=1.4, label=label
@@ -58,17 +58,17 @@ def _draw_line(axes: Any, points: tuple[Point, ...], label: str, colour: str, ma
 
 
 def _coordinates(points: list[Point], unit: int) -> tuple[list[float], list[float]]:
-    return [p.peak_bytes / unit for p in points], [100 * (p.slowdown - 1) for p in points]
+    return [p.needs_bytes / unit for p in points], [100 * (p.slowdown - 1) for p in points]
 
 
 def _draw_nothing(axes: Any, advice: Advice, unit: int) -> None:
     nothing = advice.nothing
-    axes.plot([nothing.peak_bytes / unit], [0], color=_INK, marker="D", markersize=6, linestyle="none",
+    axes.plot([nothing.needs_bytes / unit], [0], color=_INK, marker="D", markersize=6, linestyle="none",
               label="plain training")  # fmt: skip
 
 
 def _draw_limits(axes: Any, advice: Advice, unit: int) -> None:
-    low, high = advice.lowest_bytes, advice.nothing.peak_bytes
+    low, high = advice.lowest_bytes, advice.nothing.needs_bytes
     axes.axvline(low / unit, color=_FAINT, linewidth=0.8, linestyle=":")
     axes.annotate("in use whatever is dropped", (low / unit, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
                   textcoords="offset points", rotation=90, va="top", color=_FAINT, fontsize=7)  # fmt: skip
@@ -80,7 +80,7 @@ def _draw_limits(axes: Any, advice: Advice, unit: int) -> None:
 
 
 def _dress(axes: Any, subject: str, unit_name: str) -> None:
-    axes.set_xlabel(f"peak memory in use ({unit_name})")
+    axes.set_xlabel(f"peak memory reserved ({unit_name})")
     axes.set_ylabel("extra time of a step (%)")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     title = "Time against memory" + (f": {Path(subject).name}" if subject else "")

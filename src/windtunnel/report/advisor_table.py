@@ -43,7 +43,6 @@ def advice_document(advice: Advice) -> dict[str, Any]:
         "budgets_bytes": list(advice.budgets),
         "blocks": advice.blocks,
         "in_use_whatever_is_dropped_bytes": advice.lowest_bytes,
-        "saves_are_inferred": advice.is_inferred,
         "points": points,
         "recommended": advice.points.index(chosen) if chosen is not None else None,
         "answer": recommend(advice),
@@ -61,7 +60,7 @@ def recommended(advice: Advice) -> Point | None:
 def _table(advice: Advice, chosen: Point | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("way")
-    for heading in ("peak live", "step", "extra"):
+    for heading in ("reserved", "peak live", "step", "extra"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fits?", no_wrap=True)
     table.add_column("")
@@ -73,16 +72,16 @@ def _table(advice: Advice, chosen: Point | None) -> Table:
         fits = _fits(advice, point)
         style = "bold green" if point is chosen else "dim" if fits == "no" else ""
         table.add_row(
-            point.label, format_bytes(point.peak_bytes), format_us(point.seconds * 1e6), _extra(point),
-            fits, _remark(point), style=style,
+            point.label, format_bytes(point.needs_bytes), format_bytes(point.peak_bytes),
+            format_us(point.seconds * 1e6), _extra(point), fits, _remark(point), style=style,
         )  # fmt: skip
     return table
 
 
 def _fits(advice: Advice, point: Point) -> str:
-    if point.peak_bytes > advice.device_bytes:
+    if point.is_out_of_memory or point.needs_bytes > advice.device_bytes:
         return "no"
-    return "yes" if point.peak_bytes <= advice.room_bytes else "just"
+    return "yes" if point.needs_bytes <= advice.room_bytes else "just"
 
 
 def _extra(point: Point) -> str:
@@ -90,7 +89,9 @@ def _extra(point: Point) -> str:
 
 
 def _remark(point: Point) -> str:
-    if point.way == "dtr" and point.budget_bytes is not None and point.peak_bytes > point.budget_bytes:
+    if point.way == "dtr" and point.is_out_of_memory:
+        return f"at {format_bytes(point.threshold_bytes)}: runs out of memory"
+    if point.way == "dtr" and point.budget_bytes is not None and point.needs_bytes > point.budget_bytes:
         return f"{format_bytes(point.budget_bytes)} not reached"
     if point.way == "dtr":
         return f"at {format_bytes(point.threshold_bytes)}"
@@ -108,12 +109,10 @@ def _below(advice: Advice) -> Iterator[str]:
         named = [f"{d.n_calls} x {d.operator} ({format_bytes(d.n_bytes)})" for d in best.dropped[:_OPERATORS]]
         more = len(best.dropped) - _OPERATORS
         rest = f" and {more} more" if more > 0 else ""
-        yield f"the best fixed set at {format_bytes(best.peak_bytes)} computes again: {', '.join(named)}{rest}"
+        yield f"the best fixed set at {format_bytes(best.needs_bytes)} computes again: {', '.join(named)}{rest}"
     yield f"in use whatever is dropped: {format_bytes(advice.lowest_bytes)}"
     if advice.unreached_bytes:
         yield f"no fixed set was found within {format_bytes(advice.unreached_bytes)}: each call runs again at most once"
-    if advice.is_inferred:
-        yield "what autograd saves was guessed: run `windtunnel remat` on the script itself to record it"
 
 
 # -- the sentence -------------------------------------------------------------------------------------------
@@ -122,10 +121,9 @@ def _below(advice: Advice) -> Iterator[str]:
 def recommend(advice: Advice) -> str:
     """What to do on this device, with numbers."""
     nothing, device = advice.nothing, format_bytes(advice.device_bytes)
-    if nothing.peak_bytes <= advice.room_bytes:
-        return (
-            f"Nothing has to be computed again: {format_bytes(nothing.peak_bytes)} live of {device} usable."
-        )
+    if nothing.needs_bytes <= advice.room_bytes:
+        needs = format_bytes(nothing.needs_bytes)
+        return f"Nothing has to be computed again: plain training needs {needs} of the {device} usable."
     chosen = recommended(advice)
     best = advice.best(("fixed set",), advice.room_bytes)
     if chosen is None:
@@ -135,11 +133,12 @@ def recommend(advice: Advice) -> str:
     if best is not None and best.slowdown < chosen.slowdown:
         others.append(f"the best fixed set {best.slowdown - 1:+.1%}")
     against = f"; {', '.join(others)}" if others else ""
-    return f"{sentence}{against}. Without, {format_bytes(nothing.peak_bytes)} are live and {device} usable."
+    needs = format_bytes(nothing.needs_bytes)
+    return f"{sentence}{against}. Plain training needs {needs}, and {device} are usable."
 
 
 def _too_large(advice: Advice, best: Point | None) -> str:
-    least = min(advice.points, key=lambda p: p.peak_bytes)
+    least = min(advice.points, key=lambda p: p.needs_bytes)
     device = format_bytes(advice.device_bytes)
     if best is not None:
         return (
@@ -147,7 +146,7 @@ def _too_large(advice: Advice, best: Point | None) -> str:
             " lower the micro-batch or shard the model."
         )
     return (
-        f"Nothing fits {device}: the least is {format_bytes(least.peak_bytes)} ({_short(least)}), so lower the"
+        f"Nothing fits {device}: the least is {format_bytes(least.needs_bytes)} ({_short(least)}), so lower the"
         " micro-batch or shard the model."
     )
 
@@ -174,13 +173,14 @@ def _short(point: Point) -> str:
 
 
 def _costs(point: Point) -> str:
-    return f"{point.slowdown - 1:+.1%} time, {format_bytes(point.peak_bytes)} live"
+    return f"{point.slowdown - 1:+.1%} time, needs {format_bytes(point.needs_bytes)}"
 
 
 def _point_document(advice: Advice, point: Point) -> dict[str, Any]:
     document = asdict(point)
     document["gap"] = round(point.gap, 6) if point.gap < _NO_BOUND else None
     document["slowdown"] = round(point.slowdown, 6)
-    document["fits"] = point.peak_bytes <= advice.device_bytes
+    document["needs_bytes"] = point.needs_bytes
+    document["fits"] = _fits(advice, point) != "no"
     document["dropped"] = [asdict(dropped) for dropped in point.dropped]
     return document

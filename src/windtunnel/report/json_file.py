@@ -29,7 +29,7 @@ from windtunnel.report.json_time import (
     time_of_document,
 )
 from windtunnel.report.record_types import check_record
-from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, RunResult, UnknownValue
+from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, Remedy, RunResult, UnknownValue
 from windtunnel.report.whole_file import whole_file
 
 __all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
@@ -54,6 +54,9 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "level": result.level,
         "world_size": result.world_size,
         "fits": result.fits,
+        "verdict": result.verdict,
+        "advice": [asdict(remedy) for remedy in result.advice],
+        "notes": list(result.notes),
         "device": asdict(result.device),
         "allocator": result.allocator,
         "ranks": [],
@@ -94,6 +97,10 @@ def read_report(path: Path) -> RunResult:
                 MeshAxis(axis["name"], axis["size"], axis["stride"]) for axis in document.get("mesh", ())
             ),
             files=_files_of(document.get("files")),
+            advice=tuple(
+                Remedy(**{f.name: remedy[f.name] for f in fields(Remedy)})
+                for remedy in document.get("advice", ())
+            ),
         )
         check_record(result)
         _check_ranks(result)

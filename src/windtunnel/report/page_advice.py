@@ -5,6 +5,7 @@ RunResult ──> the tightest rank's activations by module, alike layers togeth
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from windtunnel.memory.checkpoint_units import checkpoint_units, seconds_in
@@ -14,6 +15,7 @@ __all__ = ["checkpoint_first"]
 
 _ROWS = 8
 _WORTH_NAMING = 0.005  # of the need
+_LOSS = re.compile(r"log_softmax|nll_loss|cross_entropy|mse_loss|bce|kl_div")
 
 
 def checkpoint_first(result: RunResult) -> list[dict[str, Any]]:
@@ -26,8 +28,12 @@ def checkpoint_first(result: RunResult) -> list[dict[str, Any]]:
     if rank is None or not rank.peak_with_fragments_bytes:
         return []
     need = rank.peak_with_fragments_bytes
+    losses = {tensor.module for tensor in rank.largest_at_peak if _LOSS.search(tensor.op)}
     units = [
-        unit for unit in checkpoint_units(rank.at_peak_by_module) if unit.n_bytes >= _WORTH_NAMING * need
+        unit
+        for unit in checkpoint_units(rank.at_peak_by_module)
+        # What is computed outside of all blocks, or by the loss, comes back as a whole when it is computed again.
+        if unit.is_whole and unit.n_bytes >= _WORTH_NAMING * need and losses.isdisjoint(unit.members)
     ]
     forward = _forward_share(rank)
     by_module = rank.time.profile.by_module if rank.time else {}
@@ -38,7 +44,6 @@ def checkpoint_first(result: RunResult) -> list[dict[str, Any]]:
             "bytes": unit.n_bytes,
             "share": unit.n_bytes / need,
             "is_repeated": unit.is_repeated,
-            "is_whole": unit.is_whole,
             "forward_us": None if forward is None else seconds_in(unit, by_module) * forward * 1e6,
         }
         for unit in units[:_ROWS]

@@ -50,7 +50,6 @@ def remat_document(result: RematResult) -> dict[str, Any]:
         "allocator": result.allocator,
         "minimum_size_bytes": result.minimum_size,
         "sampling": result.is_sampling,
-        "inferred": result.is_inferred,
         "costs": asdict(result.costs),
         "margin": MARGIN,
         "never_evicted_bytes": curve.floor_bytes,
@@ -60,6 +59,7 @@ def remat_document(result: RematResult) -> dict[str, Any]:
         "best": None if curve.best is None else _point(curve.best),
         "answer": answer(result),
         "use": list(use_lines(result)),
+        "cheaper": None if result.cheaper is None else asdict(result.cheaper),
         "assumptions": list(assumptions(result)),
         "notes": list(result.notes),
     }

@@ -14,7 +14,7 @@ from windtunnel.remat.policy import DEFAULT_POLICY
 from windtunnel.remat.thresholds import write_size
 from windtunnel.units import format_bytes
 
-__all__ = ["CostSource", "RematResult", "answer", "assumptions", "describe_failure", "use_lines"]
+__all__ = ["Cheaper", "CostSource", "RematResult", "answer", "assumptions", "describe_failure", "use_lines"]
 
 _ALLOCATORS = {
     "cuda": "torch's caching allocator",
@@ -33,6 +33,20 @@ class CostSource:
 
 
 @dataclass(frozen=True)
+class Cheaper:
+    """A way to fit without rematerialisation at run time that takes less time."""
+
+    what: str
+    extra: float  # of a step, as a share
+    reserved_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        time = f"{self.extra:+.1%} time" if self.extra else "no extra time"
+        return f"Cheaper: {self.what} ({time}, {format_bytes(self.reserved_bytes)} reserved at the peak)."
+
+
+@dataclass(frozen=True)
 class RematResult:
     windtunnel: str
     subject: str  # the script or the recording
@@ -43,10 +57,10 @@ class RematResult:
     n_steps: int
     minimum_size: int
     is_sampling: bool
-    is_inferred: bool  # what autograd saves was guessed
     costs: CostSource
     curve: Curve
     notes: tuple[str, ...] = ()
+    cheaper: Cheaper | None = None
 
 
 def answer(result: RematResult) -> str:
@@ -88,8 +102,6 @@ def assumptions(result: RematResult) -> Iterator[str]:
     allocator = _ALLOCATORS.get(result.allocator, f"the allocator {result.allocator}")
     yield f"memory is {allocator} on {format_bytes(result.curve.usable_bytes)}; stalls cost no time"
     yield f"the best threshold leaves {MARGIN:.0%} of that free: workspaces of kernels are not simulated"
-    if result.is_inferred:
-        yield "what autograd saves was inferred: this recording is of `windtunnel run`, not of `windtunnel remat`"
 
 
 def use_lines(result: RematResult) -> tuple[str, ...]:

@@ -32,7 +32,9 @@ def render_remat(result: RematResult) -> RenderableType:
     parts: list[RenderableType] = [Text(title, style="bold", overflow="fold"), _FittingTable(result)]
     parts += (Text(line) for line in _below(result))
     colour = "bold" if result.curve.best is not None else "bold red"
-    parts += (Text(), Text(answer(result), style=colour), Text())
+    parts += (Text(), Text(answer(result), style=colour))
+    parts += [Text(result.cheaper.sentence, style="bold")] if result.cheaper is not None else []
+    parts.append(Text())
     parts += (Text(f"assumed: {line}", style="dim") for line in assumptions(result))
     return Group(*parts)
 

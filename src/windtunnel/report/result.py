@@ -22,6 +22,7 @@ from windtunnel.report.time_result import RankTimeResult, TimeResult
 __all__ = [
     "DeviceResult",
     "RankResult",
+    "Remedy",
     "RunResult",
     "UnknownValue",
     "build_times",
@@ -87,6 +88,18 @@ class RankResult:
     time: RankTimeResult | None = None  # level 3
 
 
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change to the program that was simulated, and what the program needs with it."""
+
+    what: str  # "activation checkpointing on model.layers.0-27"
+    how: str  # what to write, or to set
+    needs_bytes: int  # with fragments, of the tightest rank
+    fits: bool  # on the device, without ever releasing the cache
+    command: str = ""  # the dry run that shows it; empty: none does without a change to the script
+    grows: bool = False  # the run fits as it is, and this takes more
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A whole run."""
@@ -101,6 +114,19 @@ class RunResult:
     time: TimeResult | None = None  # level 3
     mesh: tuple[MeshAxis, ...] = ()  # outermost first; (): not known, or one rank
     files: Files | None = None  # what the script would have written; None: not known
+    advice: tuple[Remedy, ...] = ()  # changes that were tried, those that fit first; (): none were
+
+    @property
+    def verdict(self) -> str:
+        """Does it fit, in one sentence, and what would make it fit."""
+        from windtunnel.report.verdict import verdict  # which is about this record
+
+        return verdict(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What every simulated rank has to note, each once."""
+        return tuple(dict.fromkeys(note for rank in self.ranks for note in rank.notes))
 
     @property
     def fits(self) -> bool:

@@ -93,6 +93,9 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
         parts += [Text(), *(Text(f"Note: {note}.") for note in rank.notes)]
     parts += _files(result)
     parts += _mismatches(result)
+    if result.advice:
+        title = "What it has room for" if result.fits else "What would make it fit (each was simulated)"
+        parts += _titled(title, _advice_table(result))
     colour = "bold green" if result.fits and not result.mismatches else "bold red"
     return Group(*parts, Text(), Text(verdict(result), style=colour))
 
@@ -129,6 +132,14 @@ def _files(result: RunResult) -> list[RenderableType]:
     if files.protection == "guard":
         parts += [Text(), Text(f"Note: {files.sentence}.")]
     return parts + [Text(f"Note: {note}.") for note in files.notes]
+
+
+def _advice_table(result: RunResult) -> FittedTable:
+    rows = [
+        (remedy.what, format_bytes(remedy.needs_bytes), "yes" if remedy.fits else "no", remedy.how)
+        for remedy in result.advice
+    ]
+    return FittedTable(("change", "needs", "fits?", "how"), tuple(rows), (), "how")
 
 
 def _files_table(files: Files) -> FittedTable:

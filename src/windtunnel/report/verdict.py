@@ -1,13 +1,12 @@
 """Does it fit, in one sentence, and what to try next.
 
-    RunResult ──> the rank that needs most ──> fact, numbers, remedies that would be enough
+    RunResult ──> the rank that needs most ──> fact, numbers, remedies
 
-A remedy is named only with the number that speaks for it, and says whether it is enough on its own.
+Only a remedy that was simulated is said to be enough, with the figure that simulation gave.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from windtunnel.memory.checkpoint_units import checkpoint_units
@@ -18,9 +17,6 @@ __all__ = ["verdict"]
 
 _HOLDERS = 3  # roles named in the sentence
 _REMEDIES = 3
-_MOST_SHARDS = 4096
-_MUCH_ROOM = 10  # times the micro-batch: beyond it, what happens at the peak says little about the answer
-_ENOUGH_ACTIVATIONS = 0.1  # of the peak: with fewer, the micro-batch is not what fills the device
 _WORDS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -48,11 +44,11 @@ def verdict(result: RunResult) -> str:
         return f"Runs: it builds and takes {steps}; level 0 does not measure memory, --level 1 does."
     subject = f"rank {rank.rank} needs" if result.world_size > 1 else "needs"
     if rank.fits:
-        return _fits(rank, result.device.name, subject)
+        return _fits(rank, result, subject)
     needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
     device = f"{_a(result.device.name)} has {format_bytes(usable)} usable"
-    remedies = _remedies(rank, result.device.is_ascend)
-    return f"Does not fit: {subject} {format_bytes(needed)}, {device}; {_holders(rank)}; {remedies}."
+    fact = f"Does not fit: {subject} {format_bytes(needed)}, {device}"
+    return f"{fact}; {_holders(rank)}; {_advised(result, rank)}."
 
 
 def _failure(failed: list[RankResult], world_size: int) -> str:
@@ -70,8 +66,8 @@ def _mismatch(result: RunResult) -> str:
     return f"Would hang: {first}{others}."
 
 
-def _fits(rank: RankResult, device: str, subject: str) -> str:
-    needed, usable = rank.peak_with_fragments_bytes, rank.usable_memory_bytes
+def _fits(rank: RankResult, result: RunResult, subject: str) -> str:
+    needed, usable, device = rank.peak_with_fragments_bytes, rank.usable_memory_bytes, result.device.name
     if needed == 0 and device != "cpu":
         return f"Runs, but allocated nothing on the {device}: are all its tensors on the CPU? (--device cpu)"
     if usable == 0 or device == "cpu":
@@ -80,15 +76,12 @@ def _fits(rank: RankResult, device: str, subject: str) -> str:
     if rank.n_retries:
         times = "once" if rank.n_retries == 1 else f"{rank.n_retries} times"
         text += f", but only by releasing its cache {times}, which stalls training"
-        return f"{text}; {_remedies(rank, is_ascend=False)}."
-    spare, held = usable - needed, rank.at_peak_bytes
-    growing = held.activations + held.inputs + held.temporary + held.workspace
+        return f"{text}; {_advised(result, rank)}."
     share = f"{needed * 100 // usable}%" if needed * 100 >= usable else "under 1%"
-    text += f" ({share}), {format_bytes(spare)} to spare; {_holders(rank)}"
-    if held.activations > _ENOUGH_ACTIVATIONS * needed and spare > growing:
-        factor = math.floor(1 + spare / growing)
-        times = f"about {factor}" if factor <= _MUCH_ROOM else f"more than {_MUCH_ROOM}"
-        text += f"; there is room for {times} times the micro-batch"
+    text += f" ({share}), {format_bytes(usable - needed)} to spare; {_holders(rank)}"
+    larger = next((remedy for remedy in result.advice if remedy.grows and remedy.fits), None)
+    if larger is not None:
+        text += f"; there is room for {larger.what} ({format_bytes(larger.needs_bytes)})"
     return text + "."
 
 
@@ -102,25 +95,27 @@ def _holders(rank: RankResult) -> str:
     return ", ".join([f"{role} hold{'s' if role in ('workspace', 'optimizer state') else ''} {size}", *rest])
 
 
-def _remedies(rank: RankResult, is_ascend: bool) -> str:
-    short_by = max(1, rank.peak_with_fragments_bytes - rank.usable_memory_bytes)
-    found = [*_against_fragments(rank, is_ascend), *_by_size(rank, short_by)]
-    *others, last = found[:_REMEDIES]
-    return f"try {', '.join(others)} or {last}" if others else f"try {last}"
+def _advised(result: RunResult, rank: RankResult) -> str:
+    """What was tried, with its figures; where nothing was, what holds most, without a promise."""
+    fitting = [remedy for remedy in result.advice if remedy.fits]
+    if fitting:
+        named = [f"{remedy.what} ({format_bytes(remedy.needs_bytes)})" for remedy in fitting[:_REMEDIES]]
+        return f"it fits with {_listed(named, 'or')}"
+    found = [*_unproven(rank, result.device.is_ascend)]
+    if not result.advice:
+        return f"try {_listed(found[:_REMEDIES], 'or')}"
+    least = min(result.advice, key=lambda remedy: remedy.needs_bytes)
+    still = f"{least.what} is not enough ({format_bytes(least.needs_bytes)})"
+    left = [text for text in found if not text.startswith(("activation", "a smaller"))]
+    return f"{still}: {_listed(left[:_REMEDIES], 'or')}" if left else still
 
 
-def _against_fragments(rank: RankResult, is_ascend: bool) -> Iterator[str]:
-    lost = rank.peak_with_fragments_bytes - rank.peak_bytes
-    if rank.peak_bytes <= rank.usable_memory_bytes and not is_ascend:
-        yield (
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({format_bytes(lost)} is only fragments: "
-            "see --allocator cuda-expandable)"
-        )
-
-
-def _by_size(rank: RankResult, short_by: int) -> Iterator[str]:
-    """Remedies for what holds most, largest holder first."""
+def _unproven(rank: RankResult, is_ascend: bool) -> Iterator[str]:
+    """What might help, largest holder first. None of it was simulated, so none of it comes with a promise."""
     held = rank.at_peak_bytes
+    if rank.peak_bytes <= rank.usable_memory_bytes and not is_ascend:
+        lost = rank.peak_with_fragments_bytes - rank.peak_bytes
+        yield f"expandable segments (fragments take {format_bytes(lost)})"
     states = held.weights + held.gradients + held.optimizer
     ways = [
         (held.activations, _fewer_activations),
@@ -129,32 +124,26 @@ def _by_size(rank: RankResult, short_by: int) -> Iterator[str]:
     ]
     for n_bytes, way in sorted(ways, key=lambda w: -w[0]):
         if n_bytes:
-            yield from way(rank, short_by)
+            yield from way(rank)
 
 
-def _fewer_activations(rank: RankResult, short_by: int) -> Iterator[str]:
-    activations = rank.at_peak_bytes.activations
-    mine = [unit for unit in checkpoint_units(rank.at_peak_by_module) if unit.is_whole]
-    where = f" on {mine[0].module} ({format_bytes(mine[0].n_bytes)})" if mine else ""
-    yield f"activation checkpointing{where}"
-    if activations > short_by:
-        yield f"a micro-batch or sequence at least {_up(activations / (activations - short_by)):.1f} times smaller"
+def _fewer_activations(rank: RankResult) -> Iterator[str]:
+    units = [u for u in checkpoint_units(rank.at_peak_by_module) if u.is_whole and u.is_repeated]
+    if units:
+        held = format_bytes(units[0].n_bytes)
+        yield f"activation checkpointing on {units[0].module} (its activations hold {held})"
+    yield "a smaller micro-batch or sequence"
 
 
-def _sharded_states(rank: RankResult, short_by: int) -> Iterator[str]:
+def _sharded_states(rank: RankResult) -> Iterator[str]:
     held = rank.at_peak_bytes
-    states = held.weights + held.gradients + held.optimizer
-    shards = math.ceil(states / (states - short_by)) if states > short_by else _MOST_SHARDS + 1
-    if shards <= _MOST_SHARDS:
-        yield f"sharding weights, gradients and optimizer state over {max(2, shards)} ranks (FSDP or ZeRO)"
-    else:
-        yield f"sharding weights, gradients and optimizer state ({format_bytes(states)}) as well"
+    states = format_bytes(held.weights + held.gradients + held.optimizer)
+    yield f"sharding weights, gradients and optimizer state ({states}) over more devices (FSDP or ZeRO)"
     if held.optimizer > held.weights:
-        enough = ", enough on its own" if held.optimizer * 3 // 4 >= short_by else ""
-        yield f"an 8-bit optimizer (saves about {format_bytes(held.optimizer * 3 // 4)}{enough})"
+        yield f"an 8-bit optimizer (its state holds {format_bytes(held.optimizer)})"
 
 
-def _smaller_temporaries(rank: RankResult, short_by: int) -> Iterator[str]:
+def _smaller_temporaries(rank: RankResult) -> Iterator[str]:
     passing = [t for t in rank.largest_at_peak if t.role in ("temporary", "workspace")]
     if passing:
         first = passing[0]
@@ -163,8 +152,9 @@ def _smaller_temporaries(rank: RankResult, short_by: int) -> Iterator[str]:
         yield f"splitting {first.op or 'the operator'}{where}, {holds}"
 
 
-def _up(factor: float) -> float:
-    return math.ceil(factor * 10) / 10
+def _listed(texts: list[str], word: str) -> str:
+    *others, last = texts or ["a larger device"]
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def _a(noun: str) -> str:

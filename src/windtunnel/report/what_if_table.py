@@ -36,6 +36,11 @@ _KINDS = {
     "graph_ir": "MindSpore static graph",
     "recording": "windtunnel recording",
 }
+_VARIABLES = {
+    "cuda": "PYTORCH_CUDA_ALLOC_CONF",
+    "npu": "PYTORCH_NPU_ALLOC_CONF",
+    "mindspore": "MS_ALLOC_CONF",
+}
 _WORTH_SAYING = 0.01  # of the reservation: a smaller difference is called none
 
 
@@ -49,13 +54,21 @@ class WhatIf:
     usable_bytes: int | None
 
     @property
+    def is_mindspore(self) -> bool:
+        """The program runs on MindSpore, which has no use for torch's allocators or their settings."""
+        return _is_mindspore(self.source.allocator)
+
+    @property
     def first(self) -> Outcome:
         return self.outcomes[0]
 
     @property
     def best(self) -> Outcome:
-        """The one that fits, without having to free its cache, and reserves least."""
-        return min(self.outcomes, key=lambda o: (not o.fits, o.n_retries > 0, o.peak_reserved_bytes))
+        """The one that fits, without having to free its cache, and reserves least; of those the program can have."""
+        of_framework = [o for o in self.outcomes if _is_mindspore(o.choice.spec) == self.is_mindspore]
+        return min(
+            of_framework or self.outcomes, key=lambda o: (not o.fits, o.n_retries > 0, o.peak_reserved_bytes)
+        )
 
 
 def render_what_if(result: WhatIf) -> RenderableType:
@@ -121,17 +134,24 @@ def what_if_document(result: WhatIf) -> dict[str, Any]:
 
 
 def best_conf(result: WhatIf) -> str | None:
-    """The settings worth trying for real: those of the best row, if it beats the first and is torch's."""
+    """The environment variable worth setting: that of the best row, if it beats the first."""
     best, first = result.best, result.first
-    is_torch = best.choice.spec.startswith(("cuda", "npu")) and best.choice.torch == first.choice.torch
+    family = best.choice.spec.partition(":")[0].removesuffix("-expandable")
+    variable = _VARIABLES.get(family)
+    is_same = result.is_mindspore or best.choice.torch == first.choice.torch
     gained = first.peak_reserved_bytes - best.peak_reserved_bytes
     is_tight = not first.fits or first.n_retries > 0
     is_better = best.fits and (is_tight or gained > _WORTH_SAYING * first.peak_reserved_bytes)
-    if best is first or not is_torch or not is_better:
+    if best is first or variable is None or not is_same or not is_better:
         return None
+    conf = best.choice.conf or best.choice.spec.partition(":")[2].replace("=", ":")
     if best.choice.spec == "cuda-expandable":
-        return "expandable_segments:True"
-    return best.choice.conf or best.choice.spec.partition(":")[2].replace("=", ":") or None
+        conf = "expandable_segments:True"
+    return f"{variable}={conf}" if conf else None
+
+
+def _is_mindspore(spec: str) -> bool:
+    return spec.startswith("mindspore")
 
 
 # -- the table ----------------------------------------------------------------------------------------------
@@ -247,7 +267,8 @@ def _best_of_all(result: WhatIf) -> str:
     best, first = result.best, result.first
     if not best.fits:
         usable = f"{format_bytes(result.usable_bytes or 0)} usable on {result.device}"
-        return f"None of them fits the {usable}: {_reserved(best)} is the least."
+        which = "No setting of MindSpore's fits" if result.is_mindspore else "None of them fits"
+        return f"{which} the {usable}: {_reserved(best)} is the least."
     gained = first.peak_reserved_bytes - best.peak_reserved_bytes
     if not first.fits or gained > _WORTH_SAYING * first.peak_reserved_bytes:
         label = best.choice.label

@@ -13,8 +13,7 @@ addView({
     let plot = null;
     const choose = (i) => { state.chosen = i; about.replaceChildren(...advicePoint(advice, i)); plot?.redraw(false); };
     box.append(h("h1", { class: advice.recommended === null ? "bad" : null }, advice.answer),
-      h("p", { class: "faint" }, `${bytes(advice.in_use_whatever_is_dropped_bytes)} are in use whatever is dropped; the card has ${bytes(advice.device_bytes)} usable. Checkpointed: ${advice.blocks}.`,
-        advice.saves_are_inferred ? " What autograd saves was guessed: windtunnel remat on the script itself records it." : ""),
+      h("p", { class: "faint" }, `${bytes(advice.in_use_whatever_is_dropped_bytes)} are in use whatever is dropped; the card has ${bytes(advice.device_bytes)} usable. Checkpointed: ${advice.blocks}.`),
       h("div", { class: "bar faint" }, ADVICE_WAYS.map(([way, words, colour]) => h("span", null, adviceKey(way, colour), ` ${words}`))),
       h("div", { class: "remat-side" }, plots, about), h("h2", null, "Every way"), adviceTable(advice, choose));
     const draw = () => { plot?.destroy(); plot = advicePlot(advice, plots, { chosen: () => state.chosen, choose }); };
@@ -26,11 +25,11 @@ addView({
 
 const adviceExtra = (point) => 100 * (point.slowdown - 1);
 const adviceNext = (points, i, by) => {
-  const order = points.map((_, k) => k).sort((x, y) => points[x].peak_bytes - points[y].peak_bytes || x - y);
+  const order = points.map((_, k) => k).sort((x, y) => points[x].needs_bytes - points[y].needs_bytes || x - y);
   return order[Math.min(order.length - 1, Math.max(0, order.indexOf(i) + by))];
 };
 const adviceWord = (advice, point) => !point.fits ? "does not fit" : advice.points.indexOf(point) === advice.recommended ? "fits, recommended" : "fits";
-const adviceLines = (advice, point) => [`${point.label}: ${adviceWord(advice, point)}`, `peak live ${bytes(point.peak_bytes)}`, `step ${seconds(point.seconds)}, ${rematPercent(point.slowdown)}`];
+const adviceLines = (advice, point) => [`${point.label}: ${adviceWord(advice, point)}`, `needs ${bytes(point.needs_bytes)}, ${bytes(point.peak_bytes)} of it live`, `step ${seconds(point.seconds)}, ${rematPercent(point.slowdown)}`];
 
 function advicePoint(advice, i) {
   const point = advice.points[i], dropped = point.dropped.slice(0, 8);
@@ -40,24 +39,24 @@ function advicePoint(advice, i) {
 }
 
 function advicePlot(advice, box, hands) {
-  const { points } = advice, order = points.map((_, i) => i).sort((x, y) => points[x].peak_bytes - points[y].peak_bytes);
+  const { points } = advice, order = points.map((_, i) => i).sort((x, y) => points[x].needs_bytes - points[y].needs_bytes);
   const unit = advice.device_bytes >= 2 ** 30 ? { name: "GiB", size: 2 ** 30 } : { name: "MiB", size: 2 ** 20 };
   const faint = cssColour("faint"), line = cssColour("line"), font = "12px system-ui, sans-serif";
   const axis = { stroke: faint, font, labelFont: font, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
-  const most = Math.max(advice.device_bytes, ...points.map((point) => point.peak_bytes)) / unit.size * 1.04;
+  const most = Math.max(advice.device_bytes, ...points.map((point) => point.needs_bytes)) / unit.size * 1.04;
   const top = Math.max(5, ...points.map(adviceExtra)) * 1.12;
   const plot = new uPlot({
     width: Math.max(260, box.clientWidth), height: 380, padding: [12, 14, 0, 0], legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { show: false }, y: false },
     scales: { x: { time: false, range: () => [0, most] }, y: { range: () => [Math.min(0, ...points.map(adviceExtra)), top] } },
-    axes: [{ ...axis, label: `peak memory in use (${unit.name})`, labelSize: 18, size: 34 }, { ...axis, label: "extra time of a step (%)", labelSize: 20, size: 52, values: (_, all) => all.map((v) => `${v} %`) }],
+    axes: [{ ...axis, label: `peak memory reserved (${unit.name})`, labelSize: 18, size: 34 }, { ...axis, label: "extra time of a step (%)", labelSize: 20, size: 52, values: (_, all) => all.map((v) => `${v} %`) }],
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => adviceMarks(u, advice, unit, hands)] },
-  }, [order.map((i) => points[i].peak_bytes / unit.size), order.map((i) => adviceExtra(points[i]))], box);
+  }, [order.map((i) => points[i].needs_bytes / unit.size), order.map((i) => adviceExtra(points[i]))], box);
   const nearest = () => {
     let best = -1, distance = 900;
     points.forEach((point, i) => {
-      const off = (plot.valToPos(point.peak_bytes / unit.size, "x") - plot.cursor.left) ** 2 + (plot.valToPos(adviceExtra(point), "y") - plot.cursor.top) ** 2;
+      const off = (plot.valToPos(point.needs_bytes / unit.size, "x") - plot.cursor.left) ** 2 + (plot.valToPos(adviceExtra(point), "y") - plot.cursor.top) ** 2;
       if (off < distance) { distance = off; best = i; }
     });
     return best;
@@ -70,7 +69,7 @@ function advicePlot(advice, box, hands) {
 
 function adviceMarks(u, advice, unit, hands) {
   const { ctx, bbox } = u, dots = rematDots();
-  const at = (point) => [u.valToPos(point.peak_bytes / unit.size, "x", true), u.valToPos(adviceExtra(point), "y", true)];
+  const at = (point) => [u.valToPos(point.needs_bytes / unit.size, "x", true), u.valToPos(adviceExtra(point), "y", true)];
   const limit = (n, colour, words) => {
     const x = u.valToPos(n / unit.size, "x", true);
     ctx.save();
@@ -87,7 +86,7 @@ function adviceMarks(u, advice, unit, hands) {
   ctx.save();
   ctx.setLineDash([]);
   for (const [way, , name] of ADVICE_WAYS) {
-    const mine = advice.points.filter((point) => point.way === way).sort((x, y) => x.peak_bytes - y.peak_bytes);
+    const mine = advice.points.filter((point) => point.way === way).sort((x, y) => x.needs_bytes - y.needs_bytes);
     ctx.strokeStyle = ctx.fillStyle = cssColour(name);
     ctx.lineWidth = 1.6 * dots;
     ctx.beginPath();
@@ -124,7 +123,7 @@ function adviceKey(way, colour) {
 
 function adviceTable(advice, choose) {
   const element = table([
-    { title: "way", cell: (point) => point.label }, { title: "peak live", number: true, cell: (point) => bytes(point.peak_bytes) },
+    { title: "way", cell: (point) => point.label }, { title: "peak live", number: true, cell: (point) => bytes(point.needs_bytes) },
     { title: "step", number: true, cell: (point) => seconds(point.seconds) }, { title: "extra", number: true, cell: (point) => rematPercent(point.slowdown) },
     { title: "fits?", cell: (point) => `${point.fits ? "✓" : "✗"} ${adviceWord(advice, point)}` },
     { title: "", cell: (point) => point.way === "dtr" && point.threshold_bytes ? `threshold ${bytes(point.threshold_bytes)}` : point.way === "fixed set" && point.gap !== null ? (point.gap < 5e-4 ? "optimal" : `within ${(100 * point.gap).toFixed(1)} % of the best`) : "" },

@@ -13,7 +13,7 @@ function overviewMemory(page, rank) {
     { title: "of the need", number: true, cell: (row) => percent(row.size, need) },
   ];
   return h("div", null, h("h2", null, title), ...overviewBar(page, rank, held),
-    h("div", { class: "columns overview-split" }, table(columns, rows, { id: "overview-kinds" }), rank.status === "failed" ? null : overviewCheckpoint(page)));
+    h("div", { class: "columns overview-split" }, table(columns, rows, { id: "overview-kinds" }), rank.status === "failed" ? null : overviewCheckpoint(page)), overviewAdvice(page));
 }
 
 function overviewSwatch(role) {
@@ -41,6 +41,19 @@ function overviewBar(page, rank, held) {
 
 // -- advice -----------------------------------------------------------------------------------------------------------
 
+function overviewAdvice(page) {
+  const { run } = page.data, rows = run.advice ?? [];
+  if (!rows.length) return "";
+  const columns = [
+    { title: "change", cell: (row) => row.what },
+    { title: "needs", number: true, cell: (row) => bytes(row.needs_bytes) },
+    { title: "fits?", cell: (row) => h("span", { class: row.fits ? "good" : "bad" }, row.fits ? "yes" : "no") },
+    { title: "how", cell: (row) => h("code", null, row.how) },
+  ];
+  return h("div", { id: "overview-advice" }, h("h3", null, run.fits ? "What it has room for" : "What would make it fit"),
+    h("p", { class: "faint" }, "Each was simulated by a dry run of its own, or by playing this one's allocations again."), table(columns, rows));
+}
+
 function overviewCheckpoint(page) {
   const { checkpoint_first: rows = [], verdict: { rank: worst }, run, simulated } = page.data, told = simulated[worst];
   const box = h("div", { id: "overview-checkpoint" }, h("h3", null, "Which module to checkpoint first"));
@@ -51,10 +64,10 @@ function overviewCheckpoint(page) {
       "so checkpointing would not lower it."));
     return box;
   }
-  const first = rows.find((row) => row.is_whole) ?? rows[0];
+  const first = rows[0];
   const inputs = first.count === 1 ? "the module stay" : `the ${count(first.count)} modules stay`;
   box.append(
-    h("p", null, h("strong", null, first.module || "What is outside of modules"),
+    h("p", null, h("strong", null, first.module),
       `: at most ${bytes(first.bytes)} less. The inputs of ${inputs}, and the peak may move.`),
     table(overviewCheckpointColumns(rows), rows),
     h("p", { class: "faint" }, "What it would really cost and save: ", h("code", null, `windtunnel remat --advise --device ${run.device.name} …`)));
@@ -62,9 +75,7 @@ function overviewCheckpoint(page) {
 }
 
 function overviewCheckpointColumns(rows) {
-  const faint = (words) => h("span", { class: "faint" }, words);
-  const part = (row) => row.is_whole ? "" : faint(" itself, without its blocks");
-  const name = (row) => row.module ? [h("code", null, row.module), part(row)] : faint("outside of modules");
+  const name = (row) => h("code", null, row.module);
   const columns = [
     { title: "module", cell: name },
     { title: "modules", number: true, cell: (row) => count(row.count) },

@@ -1,0 +1,320 @@
+"""Try what might make a run fit, or what a run that fits has room for: each change is simulated before it is named.
+
+    RunRequest, the tightest rank ──> its recording under other allocators ─────────────┐
+                                  └─> dry runs with one thing changed ──> figures ──────┴──> Remedy, …
+
+A change is asked of the same dry run that gave the verdict, so following the advice gives the figure it promised.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.commands.rank_analysis import measure_again
+from windtunnel.commands.rank_recording import recording_of
+from windtunnel.commands.request import RunRequest
+from windtunnel.errors import WindtunnelError
+from windtunnel.events.model import Recording
+from windtunnel.memory.checkpoint_units import checkpoint_units
+from windtunnel.memory.chunked_loss import N_CHUNKS, find_loss, in_chunks
+from windtunnel.report.result import RankResult, Remedy
+
+__all__ = ["find_remedies"]
+
+Run = Callable[[RunRequest], RankResult | None]  # one rank; None if its script did not come to its end
+Tell = Callable[[str], None]
+
+_WORTH_A_TRY = 0.05  # of the need: what holds less makes no difference worth a dry run
+_BATCH_TRIES = 4
+_COMFORTABLE = 0.97  # of the usable memory: what the first try of a batch size aims at
+_MOST_ROOM = 64  # times the batch: beyond, the question is no longer one of memory
+_NOT_A_MICRO_BATCH = re.compile(r"global|eval|val|test|predict|num|\bn_batch|batches", re.I)
+_SURELY_A_MICRO_BATCH = re.compile(r"micro|per[-_]device|per[-_]gpu|train", re.I)
+_OPTION = re.compile(r"(?P<option>-{0,2}[\w.\-]*batch[\w.\-]*|--?m?bsz?)(?:=(?P<value>\d+))?", re.I)
+
+
+def find_remedies(request: RunRequest, rank: RankResult, run: Run, tell: Tell) -> tuple[Remedy, ...]:
+    """What was tried, those that fit first; of a rank with room to spare, a larger batch.
+
+    `run` simulates a changed request; `tell` hears what is being tried.
+    """
+    folder = request.folder / "advice"
+    trial = _Trial(
+        replace(
+            request,
+            ranks=(rank.rank,),
+            level=min(request.level, 2),
+            folder=folder,
+            writes_page=False,
+            writes_blocks=False,
+            writes_snapshot=False,
+            keep_files=None,
+            is_advising=False,
+        ),
+        rank,
+        run,
+        tell,
+    )
+    try:
+        recording, _ = recording_of(request, request.folder / f"rank{rank.rank}" / "recording.arrows")
+        found = list(trial.to_fit(recording) if not rank.fits or rank.n_retries else trial.to_grow(recording))
+    except (WindtunnelError, OSError):
+        return ()  # the run has its verdict; advice that cannot be tried is not given
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return tuple(sorted(dict.fromkeys(found), key=lambda remedy: not remedy.fits))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What sets the size of a batch, and how to set it otherwise."""
+
+    size: int
+    option: str  # of the script; empty: only the loader knows
+    arguments: tuple[str, ...]
+
+    def asked_for(self, request: RunRequest, size: int) -> RunRequest:
+        if not self.option:
+            return replace(request, batch_factor=request.batch_factor * size / self.size)
+        return replace(request, arguments=self._with(size))
+
+    def how(self, size: int) -> str:
+        if not self.option:
+            return f"DataLoader(..., batch_size={size})"
+        is_assignment = not self.option.startswith("-")
+        return f"{self.option}={size}" if is_assignment else f"{self.option} {size}"
+
+    def _with(self, size: int) -> tuple[str, ...]:
+        given = list(self.arguments)
+        for i, argument in enumerate(given):
+            if argument == self.option and i + 1 < len(given):
+                return (*given[: i + 1], str(size), *given[i + 2 :])
+            if argument.startswith(f"{self.option}="):
+                return (*given[:i], f"{self.option}={size}", *given[i + 1 :])
+        return (*given, self.option, str(size))
+
+
+class _Trial:
+    def __init__(self, request: RunRequest, rank: RankResult, run: Run, tell: Tell) -> None:
+        self.request = request
+        self.rank = rank
+        self._run = run
+        self._tell = tell
+
+    # -- it does not fit ------------------------------------------------------------------------------------------
+
+    def to_fit(self, recording: Recording) -> Iterator[Remedy]:
+        alone = [*self._by_replay(self.request, recording)]
+        checkpointed = self._checkpointing_request()
+        with_checkpoints: Recording | None = None
+        if checkpointed is not None:
+            request, module = checkpointed
+            self._tell(f"trying activation checkpointing on {module}")
+            result = self._ask(request)
+            if result is not None and result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
+                alone.append(
+                    self._remedy(f"activation checkpointing on {module}", _CHECKPOINT, request, result)
+                )
+                with_checkpoints = self._recording(request)
+        yield from alone
+        if with_checkpoints is not None and checkpointed is not None and not any(r.fits for r in alone):
+            request, module = checkpointed
+            for each in self._by_replay(request, with_checkpoints):
+                what = f"activation checkpointing on {module} and {each.what}"
+                alone.append(replace(each, what=what, how=f"{_CHECKPOINT}; {each.how}"))
+                yield alone[-1]
+        smaller = [*self._smaller_batch(recording, self.request)]
+        yield from smaller
+        if (
+            with_checkpoints is not None
+            and checkpointed is not None
+            and not any(r.fits for r in (*alone, *smaller))
+        ):
+            request, module = checkpointed
+            for each in self._smaller_batch(with_checkpoints, request):
+                what = f"activation checkpointing on {module} and {each.what}"
+                yield replace(each, what=what, how=f"{_CHECKPOINT}; {each.how}")
+
+    def _by_replay(self, request: RunRequest, recording: Recording) -> Iterator[Remedy]:
+        """What the recording itself tells, played again: other settings of the allocator, smaller logits."""
+        expandable = _expandable(request)
+        if expandable is not None:
+            result = measure_again(expandable, self.rank.rank, recording)
+            variable = "PYTORCH_NPU_ALLOC_CONF" if request.device.kind == "npu" else "PYTORCH_CUDA_ALLOC_CONF"
+            if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
+                yield self._remedy(
+                    "expandable segments", f"{variable}=expandable_segments:True", expandable, result
+                )
+        loss = find_loss(recording)
+        if loss is None:
+            return
+        held = int(recording.columns["value"][loss.births].max(initial=0))
+        if held < _WORTH_A_TRY * self.rank.peak_with_fragments_bytes:
+            return
+        result = measure_again(request, self.rank.rank, in_chunks(recording, loss))
+        if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
+            how = f"project and compare {loss.n_rows // N_CHUNKS:,} tokens at a time, each under a checkpoint"
+            what = f"chunking the cross-entropy over {loss.n_classes:,} classes in {N_CHUNKS}"
+            yield replace(self._remedy(what, how, request, result), command="")
+
+    def _checkpointing_request(self) -> tuple[RunRequest, str] | None:
+        units = checkpoint_units(self.rank.at_peak_by_module)
+        blocks = [unit for unit in units if unit.is_repeated and unit.is_whole]
+        if not blocks or blocks[0].n_bytes < _WORTH_A_TRY * self.rank.peak_with_fragments_bytes:
+            return None
+        module = blocks[0].module
+        return replace(self.request, checkpointed=(*self.request.checkpointed, module)), module
+
+    def _smaller_batch(self, recording: Recording, request: RunRequest) -> Iterator[Remedy]:
+        """The largest batch that fits, if a few tries find one."""
+        batch = _find_batch(request, recording)
+        if batch is None or batch.size < 2:
+            return
+        least, most = 0, batch.size  # fits (nothing always does), does not fit
+        figures = {batch.size: measure_again(request, self.rank.rank, recording)}
+        best: tuple[int, RankResult] | None = None
+        for _ in range(_BATCH_TRIES):
+            size = _next_size(figures, least, most, self.rank)
+            if size is None:
+                break
+            self._tell(f"trying a batch of {size} instead of {batch.size}")
+            result = self._ask(batch.asked_for(request, size))
+            if (
+                result is None
+                or result.peak_with_fragments_bytes >= figures[batch.size].peak_with_fragments_bytes
+            ):
+                return  # it does not do what its name says
+            figures[size] = result
+            if result.fits and not result.n_retries:
+                least, best = size, (size, result)
+            else:
+                most = size
+        size, result = best or min(figures.items())
+        if size < batch.size:
+            what = f"a batch of {size} instead of {batch.size}"
+            yield self._remedy(what, batch.how(size), batch.asked_for(request, size), result)
+
+    # -- it fits --------------------------------------------------------------------------------------------------
+
+    def to_grow(self, recording: Recording) -> Iterator[Remedy]:
+        """The largest batch that still fits, among those a few tries look at."""
+        batch = _find_batch(self.request, recording)
+        if batch is None:
+            return
+        figures = {batch.size: self.rank}
+        least, most = batch.size, batch.size * _MOST_ROOM + 1
+        for _ in range(_BATCH_TRIES):
+            size = _next_size(figures, least, most, self.rank)
+            if size is None:
+                break
+            self._tell(f"trying a batch of {size} instead of {batch.size}")
+            result = self._ask(batch.asked_for(self.request, size))
+            if result is None or result.peak_with_fragments_bytes <= self.rank.peak_with_fragments_bytes:
+                break  # the data end, or it does not do what its name says
+            figures[size] = result
+            if result.fits and not result.n_retries:
+                least = size
+            else:
+                most = size
+        if least > batch.size:
+            what = f"a batch of {least} instead of {batch.size}"
+            yield self._remedy(
+                what, batch.how(least), batch.asked_for(self.request, least), figures[least], grows=True
+            )
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, request: RunRequest) -> RankResult | None:
+        shutil.rmtree(request.folder, ignore_errors=True)
+        request.folder.mkdir(parents=True)
+        result = self._run(request)
+        if result is None or result.status == "failed" or result.steps != self.rank.steps:
+            return None
+        return result
+
+    def _recording(self, request: RunRequest) -> Recording:
+        return recording_of(request, request.folder / f"rank{self.rank.rank}" / "recording.arrows")[0]
+
+    def _remedy(
+        self, what: str, how: str, request: RunRequest, result: RankResult, *, grows: bool = False
+    ) -> Remedy:
+        fits = result.fits and not result.n_retries
+        return Remedy(what, how, result.peak_with_fragments_bytes, fits, _command(request), grows)
+
+
+_CHECKPOINT = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+
+
+def _expandable(request: RunRequest) -> RunRequest | None:
+    family, _, settings = request.allocator.partition(":")
+    if (
+        "expandable_segments:True" in request.allocator_conf.replace(" ", "")
+        or "expandable" in request.allocator
+    ):
+        return None
+    if family == "cuda":
+        spec = "cuda-expandable" + (f":{settings}" if settings else "")
+        return replace(request, allocator=spec)
+    if family == "npu":
+        conf = ",".join(filter(None, (request.allocator_conf, "expandable_segments:True")))
+        return replace(request, allocator_conf=conf)
+    return None
+
+
+def _find_batch(request: RunRequest, recording: Recording) -> _Batch | None:
+    """The one thing that sets the size of a micro-batch; None if nothing does, or several things might."""
+    found = recording.footer.get("batches") or {}
+    options = {str(option): int(size) for option, size in dict(found.get("options", {})).items()}
+    options |= _options_given(request.arguments)
+    options = {option: size for option, size in options.items() if not _NOT_A_MICRO_BATCH.search(option)}
+    surely = {option: size for option, size in options.items() if _SURELY_A_MICRO_BATCH.search(option)}
+    chosen = surely or options
+    if len(chosen) == 1:
+        ((option, size),) = chosen.items()
+        return _Batch(size, option, request.arguments) if size > 0 else None
+    loaders = {int(size) for size in found.get("loaders", ())}
+    if not chosen and len(loaders) == 1:
+        return _Batch(round(loaders.pop() * request.batch_factor), "", request.arguments)
+    return None
+
+
+def _options_given(arguments: tuple[str, ...]) -> dict[str, int]:
+    """`--batch-size 8`, `--batch-size=8` and `train.batch_size=8` among a script's arguments."""
+    found: dict[str, int] = {}
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        match = _OPTION.fullmatch(argument)
+        if match is None:
+            continue
+        if match["value"]:
+            found[match["option"]] = int(match["value"])
+        elif match["option"].startswith("-") and following.isdecimal():
+            found[match["option"]] = int(following)
+    return found
+
+
+def _next_size(figures: dict[int, RankResult], least: int, most: int, rank: RankResult) -> int | None:
+    """Where a straight line through two figures meets the device; the middle where it says nothing new."""
+    if most - least < 2:
+        return None
+    target = rank.usable_memory_bytes * _COMFORTABLE
+    known = sorted(figures.items())
+    if len(known) == 1:
+        size, result = known[0]
+        fixed = rank.at_peak_bytes.weights + rank.at_peak_bytes.gradients + rank.at_peak_bytes.optimizer
+        growing = max(result.peak_with_fragments_bytes - fixed, 1)
+        guess = int(size * max(target - fixed, 0) / growing)
+    else:
+        (a, low), (b, high) = known[0], known[-1]
+        slope = (high.peak_with_fragments_bytes - low.peak_with_fragments_bytes) / (b - a)
+        guess = int(a + (target - low.peak_with_fragments_bytes) / slope) if slope > 0 else most
+    guess = min(max(guess, least + 1), most - 1)
+    return guess if guess not in figures else (least + most) // 2
+
+
+def _command(request: RunRequest) -> str:
+    """The dry run that shows it."""
+    return shlex.join(["windtunnel", "run", *request.options, request.script, *request.arguments])
