@@ -117,6 +117,8 @@ def _simulate(
         )  # fmt: skip
         watch(world.progress)
         outcome = world.run()
+        if outcome.is_interrupted and not any(_has_recorded(request, rank) for rank in outcome.findings):
+            raise KeyboardInterrupt  # there is nothing to report
         findings = _with_remarks(outcome)
         representative = choice.representatives() if outcome.is_whole else {}
         reported, representative = _reported(request, findings, representative, outcome)
@@ -228,6 +230,10 @@ def _run_result(
         __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
         _mesh(request, findings),
     )  # fmt: skip
+
+
+def _has_recorded(request: RunRequest, rank: int) -> bool:
+    return (request.folder / f"rank{rank}" / "recording.arrows").is_file()
 
 
 def _without_time(request: RunRequest) -> RunRequest:
