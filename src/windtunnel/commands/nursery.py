@@ -96,9 +96,8 @@ class Nursery:
             has_children = any(born.done() for born, _ in self._orders.values())
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(
-                    _GRACE_S if has_children else 0
-                )  # without, it may still be importing torch
+                # Without children it may still be importing torch, and has nothing to end.
+                self._process.wait(_GRACE_S if has_children else 0)
             self._process.kill()
             self._process.wait()
 
