@@ -187,6 +187,7 @@ def summarise(
         note = write_run_page(request, result, details or {}, trace)
         if note is not None:
             result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
+            codes.append(CANNOT_RECORD)
     return Simulation(result, tuple(codes))
 
 
@@ -228,7 +229,7 @@ def _run_result(
     device = DeviceResult(request.device.id, request.device.memory_bytes)
     return RunResult(
         __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
-        _mesh(request, findings),
+        _mesh(request, findings), framework=request.framework,
     )  # fmt: skip
 
 
