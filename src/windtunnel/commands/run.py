@@ -86,6 +86,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         check_script(Path(args.script))
     framework = framework_of(args.script, args.is_module)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
+    _env_int("WINDTUNNEL_MOST_READS")  # read by every rank: a sentence now rather than none later
     n_given, per_node = _layout(args)
     n_cards = 1 if n_given is None else n_given
     allocator = args.allocator or ("mindspore" if framework == "mindspore" else device.allocator)

@@ -1,6 +1,6 @@
 """The options of `windtunnel run`, and those of a script's arguments that look like one of them.
 
-add_arguments ──> parser          script arguments ──> misplaced_options ──> ("--device", "h100")
+add_arguments ──> parser          script arguments ──> misplaced_options ──> ["--device", "h100"], the others
 """
 
 from __future__ import annotations
@@ -95,23 +95,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
 
 
-def misplaced_options(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Those of a script's arguments that are options of ours, with their values, as they would stand before it."""
+def misplaced_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of a script's arguments that are options of ours, with their values; and the others."""
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    takes_value = {
-        name: action.nargs is None
-        for action in parser._actions
-        for name in action.option_strings
-        if name.startswith("--")
-    }
-    found: list[str] = []
-    for i, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
+    takes_value = {name: action.nargs is None for action in parser._actions for name in action.option_strings}
+    ours: list[str] = []
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
         name = name.replace("_", "-")
-        if name not in takes_value:
+        if not name.startswith("--") or name not in takes_value:
+            others.append(word)
             continue
-        found.append(name + equals + value)
-        if takes_value[name] and not equals and i + 1 < len(arguments):
-            found.append(arguments[i + 1])
-    return tuple(found)
+        ours.append(word)
+        if takes_value[name] and not equals:
+            ours += [value for value in [next(words, None)] if value is not None]
+    return ours, others

@@ -190,7 +190,9 @@ def read_recording(path: Path) -> Recording:
         except StopIteration:
             break
         except _DAMAGE:
-            is_damaged = source.tell() < source.size()  # or the file was cut off, and there was no more to read
+            is_damaged = (
+                source.tell() < source.size()
+            )  # or the file was cut off, and there was no more to read
             break
         try:
             part = _part_of(found)
