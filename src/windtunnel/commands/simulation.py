@@ -106,7 +106,12 @@ def _simulate(
         else:
             ray = load("commands", "executor", "ray")
             executor = ray.RayExecutor(
-                request.executor, events, on_line, request.is_network_allowed, request.isolation
+                request.executor,
+                events,
+                on_line,
+                request.is_network_allowed,
+                request.isolation,
+                "" if request.is_module else request.script,
             )
         closing.callback(executor.close)
         analysts = Analysts(request, events, nursery)
