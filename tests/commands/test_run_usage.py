@@ -153,6 +153,15 @@ def test_the_size_of_a_job_is_read_as_torchrun_reads_it(here, args, world_size, 
     assert request.is_launched == bool(args)
 
 
+def test_the_world_size_of_a_launcher_is_kept_beside_the_cards_of_a_machine(here, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    parser, _ = parser_of(["run"])
+    request = read_request(parser.parse_args(["run", "--nproc-per-node", "4", "train.py"]))
+    assert (request.world_size, request.nproc_per_node) == (8, 4)
+    request = read_request(parser.parse_args(["run", "--nproc-per-node", "4", "--nnodes", "3", "train.py"]))
+    assert (request.world_size, request.nproc_per_node) == (12, 4)
+
+
 def test_a_missing_torch_is_told_before_anything_is_touched(here, capsys, monkeypatch):
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
     assert _refused(capsys, "train.py") == (

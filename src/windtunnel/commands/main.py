@@ -30,8 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv is not None:
         return _run(argv)
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return _run(sys.argv[1:])  # a background job, deaf to it on purpose
+        is_deaf = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a job in the background
+        if is_deaf or threading.current_thread() is not threading.main_thread():
+            return _run(sys.argv[1:])
         sys.unraisablehook = _report_unraisable
         # Until a verb begins there is nothing to tidy up, so the process may end at once. An exception would have
         # to pass through whatever package is being imported, and not all of them let it.

@@ -128,8 +128,10 @@ def read_request(args: argparse.Namespace) -> RunRequest:
 
 def _layout(args: argparse.Namespace) -> tuple[int | None, int | None]:
     """Cards of the job and of one machine, as far as they are given: torchrun counts machines, others count cards."""
-    n_cards, per_node = args.world_size, args.nproc_per_node
+    per_node = args.nproc_per_node
     n_nodes = getattr(args, "nnodes", None)  # `remat` has no such option
+    of_launcher = () if n_nodes is not None else (_env_int("RANK_SIZE"), _env_int("WORLD_SIZE"))
+    n_cards = next((n for n in (args.world_size, *of_launcher) if n is not None), None)
     if n_nodes is not None and n_nodes < 1:
         raise UsageError(f"the number of machines is {n_nodes}, and a job has at least 1", hint="--nnodes 2")
     if n_cards is not None:
@@ -150,7 +152,7 @@ def _layout(args: argparse.Namespace) -> tuple[int | None, int | None]:
         raise UsageError(
             f"--nnodes {n_nodes} does not say how many cards one machine has", hint="add --nproc-per-node 8"
         )
-    return next((n for n in (_env_int("RANK_SIZE"), _env_int("WORLD_SIZE")) if n is not None), None), None
+    return None, None
 
 
 def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...] | None:
