@@ -6,7 +6,6 @@ fully_shard of a 7 B model on 8 and on 1,024 cards      ──> CPU time, beside
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -14,6 +13,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from windtunnel.report.json_file import read_report
 
 __all__ = ["main"]
 
@@ -53,10 +54,10 @@ def _print_world(n_cards: int) -> None:
         if done.returncode:
             print(done.stdout[-2000:])
             raise SystemExit(f"the job on {n_cards} cards ended with exit code {done.returncode}")
-        ranks = json.loads(Path(folder, "out", "report.json").read_text(encoding="utf-8"))["ranks"]
+        ranks = read_report(Path(folder, "out", "report.json")).ranks
     assert len(ranks) == n_cards
-    n_simulated = sum(rank["status"] != "same_as" for rank in ranks)
-    tightest = max(rank["peak_with_fragments_bytes"] for rank in ranks) / 2**30
+    n_simulated = sum(rank.status != "same_as" for rank in ranks)
+    tightest = max(rank.peak_with_fragments_bytes for rank in ranks) / 2**30
     print(
         f"{n_cards:>8,} {n_simulated:>10} {wall:>8.0f} {cpu:>8.0f} {cpu / n_simulated:>13.1f} {tightest:>13.1f}"
     )

@@ -22,6 +22,7 @@ from windtunnel.commands.rank import OUR_BUG, simulate_rank
 from windtunnel.commands.rank_analysis import analyse_rank
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment, task_of
 from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.script_check import check_script
 from windtunnel.commands.simulation import isolation_of, simulate, summarise
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
@@ -83,10 +84,8 @@ def dry_run(
     check_request(request)
     if callable(fn_or_script) and ranks is not None:
         raise UsageError("a function is simulated as one rank", hint="use rank=, or put it into a script")
-    if not callable(fn_or_script) and not Path(fn_or_script).is_file():
-        raise UsageError(
-            f"there is no script {fn_or_script}", hint="give the path of a script, or a function"
-        )
+    if not callable(fn_or_script):
+        check_script(Path(fn_or_script))
     if out is not None:
         return _run_in(Path(out), request, fn_or_script)
     folder = Path(tempfile.mkdtemp(prefix="windtunnel-"))
@@ -107,15 +106,19 @@ def _ranks(rank: int, ranks: str | Sequence[int] | None, world_size: int) -> tup
 
 
 def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
-    prepare_folder(folder, force=True)
     request = replace(request, folder=folder)
-    if not callable(fn_or_script):
-        return simulate(request, lambda rank, line: None, lambda progress: None).result
+    with prepare_folder(folder, force=True):
+        if not callable(fn_or_script):
+            return simulate(request, lambda rank, line: None, lambda progress: None).result
+        return _run_function(request, fn_or_script)
+
+
+def _run_function(request: RunRequest, function: Callable[[], Any]) -> RunResult:
     (rank,) = request.ranks or (0,)
     task = task_of(request, rank)
     isolation = isolation_of(request)
     try:
-        finding = analyse_rank(request, task, _fork(task, fn_or_script, isolation.order()))
+        finding = analyse_rank(request, task, _fork(task, function, isolation.order()))
         files = isolation.files()
     finally:
         isolation.remove()

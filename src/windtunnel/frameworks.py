@@ -9,7 +9,7 @@ from types import ModuleType
 
 from windtunnel.errors import MissingFramework
 
-__all__ = ["load", "load_door", "location_of"]
+__all__ = ["load", "load_door", "location_of", "require"]
 
 
 def load(room: str, part: str, framework: str) -> ModuleType:
@@ -22,9 +22,23 @@ def load(room: str, part: str, framework: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != framework:
             raise  # our own bug, or a package of the user's: do not blame the framework
-        raise MissingFramework(
-            f"{framework} is not installed in this Python", hint=f"pip install 'windtunnel[{framework}]'"
-        ) from error
+        raise _missing(framework) from error
+
+
+def require(framework: str) -> None:
+    """Say that it is not installed before anything is started for it; it is not imported."""
+    try:
+        is_there = find_spec(framework) is not None
+    except (ImportError, ValueError):  # what a finder or a module of the user's may say instead
+        is_there = False
+    if not is_there:
+        raise _missing(framework)
+
+
+def _missing(framework: str) -> MissingFramework:
+    return MissingFramework(
+        f"{framework} is not installed in this Python", hint=f"pip install 'windtunnel[{framework}]'"
+    )
 
 
 def load_door(module: str) -> ModuleType:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import types
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from tests.capture.simulated import simulate
-from windtunnel.capture import torch_program, torch_values
+from windtunnel.capture import torch_program, torch_storage, torch_values
 from windtunnel.capture.explain import explain
+from windtunnel.events.model import Build
 
 
 def test_whole_numbers_keep_their_values_in_any_amount():
@@ -90,3 +94,70 @@ def test_a_condition_with_a_limit_beside_it_ends_its_loop():
         return None
 
     assert simulate(program).answer == 7
+
+
+def _unknown():
+    return nn.Linear(512, 512).cuda()(torch.rand(256, 512).cuda()).sum()
+
+
+def test_a_loop_that_waits_for_an_unknown_value_ends_in_a_sentence_with_its_line():
+    def program():
+        torch_storage.world.recorder.most_reads = 50
+        loss = _unknown()
+        while loss.item() > 0.5:
+            loss = loss * 0.9
+
+    result = simulate(program, is_ok=False)
+    assert result.status == "failed"
+    line = program.__code__.co_firstlineno + 3
+    assert result.error.startswith(
+        f"test_limits.py:{line} read a value that a simulated device cannot know 50 times with no optimizer step between"
+    )
+    assert "windtunnel.mock" in result.error
+    assert "WINDTUNNEL_MOST_READS" in result.error
+
+
+def test_steps_of_an_optimizer_begin_the_count_of_reads_again():
+    def program():
+        torch_storage.world.recorder.most_reads = 50
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            loss = model(torch.rand(256, 512).cuda()).sum()
+            loss.backward()
+            for _ in range(40):
+                loss.item()
+            optimizer.step()
+
+    assert simulate(program).status == "ok"
+
+
+def test_an_interrupted_loop_on_an_unknown_value_is_named():
+    def program():
+        loss = _unknown()
+        for _ in range(150):
+            loss.item()
+        raise KeyboardInterrupt
+
+    result = simulate(program, is_ok=False)
+    line = program.__code__.co_firstlineno + 3
+    assert result.status == "interrupted"
+    assert [notice.partition(": ")[0] for notice in result.notices] == [
+        f"test_limits.py:{line} had read a value that a simulated device cannot know 150 times since the last optimizer"
+        " step, each time as 1.0"
+    ]
+
+
+def test_the_time_to_build_a_module_is_time_of_the_cpu():
+    """On a busy machine the clock on the wall would name whoever had to wait."""
+
+    def program():
+        ticks = itertools.count()
+        torch_program.time = types.SimpleNamespace(process_time=lambda: next(ticks) / 1000)
+        model = nn.Linear(4, 4)  # begins at 0 ms; weight and bias are registered last, at 1 and 2 ms or later
+        return model.cuda()(torch.ones(4).cuda()).shape[0]
+
+    result = simulate(program)
+    (build,) = [event for event in result.recording.events() if isinstance(event, Build)]
+    assert build.time_us % 1000 == 0
+    assert build.time_us >= 2000

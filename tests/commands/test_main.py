@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel import __version__
-from windtunnel.commands import main as door
+from windtunnel.commands import command_line as door
 from windtunnel.commands import view
 from windtunnel.commands.main import main
 from windtunnel.errors import (
@@ -31,9 +31,9 @@ OPTIONS = {
     "run": [
         "--advise", "--allocator", "--batch-factor", "--checkpoint", "--device", "--executor", "--force", "--isolation",
         "--jobs", "--json", "--keep-files", "--level", "--library-buffers", "--measure", "--memory-tracker", "--network",
-        "--network-access", "--no-advise", "--no-html",
-        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks",
-        "--verbose", "--workspace", "--world-size", "-m", "-v", "script", "arguments",
+        "--network-access", "--nnodes", "--no-advise", "--no-html", "--nproc-per-node", "--out", "--rank", "--ranks",
+        "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m",
+        "-v", "script", "arguments",
     ],
     "remat": [
         "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--network-access",
@@ -48,9 +48,7 @@ OPTIONS = {
 
 
 def _parsers():
-    parser = door._parser()
-    verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return verbs.choices
+    return door.parser_of()[1]
 
 
 def test_the_verbs_are_frozen():
@@ -105,6 +103,53 @@ def test_wrong_usage_exits_2(argv, capsys):
         main(argv)
     assert exit.value.code == 2
     assert capsys.readouterr().err.startswith("usage: windtunnel")
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence", "hint"),
+    [
+        (["rum", "train.py"], "there is no verb 'rum'", "did you mean `windtunnel run`?"),
+        (["train.py"], "there is no verb 'train.py'", "windtunnel run train.py"),
+        (["fly"], "there is no verb 'fly'", "use one of run, remat, replay, compare, view, devices"),
+        (
+            ["run", "--devcie", "h100", "train.py"],
+            "there is no option --devcie",
+            "did you mean --device? all: windtunnel run --help",
+        ),
+        (["compare", "--fail_ovr=1", "a", "b"], "there is no option --fail_ovr", "--fail-over"),
+        (["run", "--qqqq", "train.py"], "there is no option --qqqq", "all: windtunnel run --help"),
+        (["run", "--wor", "2", "train.py"], "there is no option --wor", "--world-size or --workspace"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(capsys, argv, sentence, hint):
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == 2
+    usage, *_, said, next_step = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: windtunnel")
+    assert said == f"windtunnel: {sentence}"
+    assert hint in next_step
+
+
+def _read(*argv):
+    parser, verbs = door.parser_of(argv[:1])
+    return parser.parse_args([argv[0], *door.with_known_options(list(argv[1:]), verbs[argv[0]])])
+
+
+def test_underscores_are_read_as_dashes_before_the_script_only():
+    args = _read("run", "--nproc_per_node", "4", "--world_size=8", "train.py", "--batch_size", "--world_size")
+    assert (args.nproc_per_node, args.world_size) == (4, 8)
+    assert (args.script, args.arguments) == ("train.py", ["--batch_size", "--world_size"])
+
+
+def test_a_value_that_looks_like_an_option_stays_a_value():
+    args = _read("run", "--out", "my_out", "-m", "-v", "my_package.train", "--no_such")
+    assert (args.out, args.script, args.arguments) == ("my_out", "my_package.train", ["--no_such"])
+    assert _read("compare", "a_b", "c_d", "--fail_over", "1e-3").a == Path("a_b")
+
+
+def test_an_abbreviated_option_still_works():
+    assert _read("run", "--nproc", "2", "train.py").nproc_per_node == 2
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.commands.snapshots import (
 )
 from windtunnel.commands import replay
 from windtunnel.commands.main import main
+from windtunnel.events.file import record_events
 from windtunnel.events.model import Alloc, Free
 from windtunnel.memory.what_if import default_choices
 
@@ -269,3 +270,18 @@ def test_a_wrong_option_is_refused_before_anything_is_replayed(tmp_path, capsys,
     path = write_recording(tmp_path / "r.arrows")
     assert main(["replay", str(path), *argv]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_recording_is_called_damaged_and_a_cut_one_cut(tmp_path, capsys):
+    path = tmp_path / "recording.arrows"
+    record_events(path, [Alloc(1, 512)])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"checksum", b"checkers", 1))
+    for verb in ("replay", "remat"):
+        assert main([verb, str(path)]) == 2
+        assert capsys.readouterr().err.startswith(
+            f"windtunnel: {path} is damaged: not one of the events in its "
+        )
+    path.write_bytes(content[: len(content) // 2])
+    assert main(["replay", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: {path} was cut off before its first event\n")

@@ -51,6 +51,36 @@ def test_a_worker_that_is_killed_costs_a_retry_and_a_note(tmp_path):
     assert [rank["rank"] for rank in report["ranks"] if note in rank["notes"]] == [1]
 
 
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of one machine, this one, that is reached by its address."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield found.address
+    found.shutdown()
+
+
+@needs_ray
+def test_a_script_outside_the_current_folder_is_sent_with_its_neighbours(tmp_path, cluster):
+    here, project = tmp_path / "here", tmp_path / "project"
+    for folder in (here / "project", project):
+        folder.mkdir(parents=True)
+    (here / "project" / "train.py").write_text("raise SystemExit('the wrong one')\n")
+    (project / "near.py").write_text("WORD = 'near'\n")
+    (project / "train.py").write_text(
+        "import os\nfrom near import WORD\nprint(WORD, sorted(os.listdir()), os.path.abspath(__file__))\n"
+    )
+    _, report = _run(
+        "--executor", f"ray:{cluster}", "--level", 0, "--no-html", "../project/train.py", cwd=here
+    )
+    assert [rank["status"] for rank in report["ranks"]] == ["ok"]
+    said = (here / "windtunnel-out" / "rank0" / "run.log").read_text().splitlines()[0]
+    assert said.startswith("near ['project'")
+    assert not said.endswith(str(project / "train.py"))  # it is the copy that was sent
+
+
 @needs_ray
 def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -120,10 +120,20 @@ def test_a_run_that_does_not_fit_exits_4(tmp_path):
     report = read_json(tmp_path / "windtunnel-out")
     assert report["fits"] is False
     assert report["ranks"][0]["status"] == "oom"
-    assert re.search(FIVE_FACTS, done.stdout)
+    assert not re.search(FIVE_FACTS, done.stdout)  # they are for MindSpore scripts, and in run.log
+    assert done.stdout.splitlines()[3].startswith("Peak of rank 0: ")
     assert "Does not fit: needs " in done.stdout
     assert "next: windtunnel view windtunnel-out" in done.stdout
     assert max(map(len, done.stdout.split("\nnext:")[0].splitlines())) <= 80
+
+
+def test_a_page_that_cannot_be_written_is_exit_2_with_a_note_and_a_report(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import os\nos.makedirs('windtunnel-out/report.html/mine')\n")  # the one real folder
+    done = windtunnel("run", "--level", 0, script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Note: report.html could not be written: Is a directory." in done.stdout
+    assert read_json(tmp_path / "windtunnel-out")["ranks"][0]["status"] == "ok"
 
 
 def test_a_failure_is_the_users_traceback_and_one_sentence(tmp_path):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.commands.cli import windtunnel
+from windtunnel import frameworks
+from windtunnel.commands.command_line import parser_of, with_known_options
 from windtunnel.commands.main import main
+from windtunnel.commands.run import read_request
+from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.script_check import check_script
 
 GOOD = "print('ran')\n"
 
@@ -65,6 +76,10 @@ def _refused(capsys, *args):
         ("--world-size 8 --ranks 5-2 train.py", "cannot read --ranks '5-2'", "0,3,8-15"),
         ("--world-size 8 --ranks , train.py", "cannot read --ranks ','", "0,3,8-15"),
         ("--world-size 12 --nproc-per-node 8 train.py", "world size 12 is not a multiple of", "--nproc"),
+        ("--nnodes 2 train.py", "--nnodes 2 does not say how many cards one machine has", "--nproc-per-node 8"),
+        ("--nnodes 0 --nproc-per-node 8 train.py", "the number of machines is 0", "--nnodes 2"),
+        ("--nnodes 2 --nproc-per-node 8 --world-size 8 train.py", "world size 8 is not 2 machines of 8", "--world-size"),
+        ("--nnodes 3 --world-size 8 train.py", "world size 8 is not a multiple of the 3 machines", "--nnodes"),
         ("--rank 0 --ranks all train.py", "argument --ranks: not allowed with", "--help"),
         ("-m no_such_module", "there is no module 'no_such_module'", "python -m"),
         ("-m json.no_such_part", "there is no module 'json.no_such_part'", "python -m"),
@@ -84,9 +99,8 @@ def test_a_wrong_command_line_is_refused(here, capsys, args, sentence, hint):
         (b"\x7fELF\x02\x01\x00\x00", "bad.py is not "),
         (b"Dear reader,\nthis is prose.\n", "bad.py is not valid Python at line 1: "),
         (b"x = 1\ndef f(:\n    pass\n", "bad.py is not valid Python at line 2: "),
-        ("x = 'größe'\n".encode("latin-1"), "bad.py is not valid Python"),
     ],
-    ids=["binary", "text", "syntax", "encoding"],
+    ids=["binary", "text", "syntax"],
 )
 def test_what_is_not_python_is_refused(here, capsys, content, sentence):
     (here / "bad.py").write_bytes(content)
@@ -94,6 +108,96 @@ def test_what_is_not_python_is_refused(here, capsys, content, sentence):
     assert said.startswith(sentence)
     assert "Traceback" not in said
     assert "train.py" in hint
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("x = 'größe'\n", "line 1: the byte 0xf6 is not utf-8, and it declares no encoding"),
+        ("x = 1\n# größe\n", "line 2: the byte 0xf6 is not utf-8, and it declares no encoding"),
+        ("# coding: ascii\n\n# größe\n", "line 3: the byte 0xf6 is not ascii, and it declares ascii"),
+    ],
+)
+def test_bytes_that_python_refuses_are_refused(here, capsys, content, sentence):
+    (here / "bad.py").write_bytes(content.encode("latin-1"))
+    said, hint = _refused(capsys, "bad.py")
+    assert said == f"bad.py is not valid Python at {sentence}"
+    assert "# -*- coding: latin-1 -*-" in hint
+
+
+@pytest.mark.parametrize(
+    "first", ["# -*- coding: latin-1 -*-", "#!/usr/bin/python\n# vim: set fileencoding=latin-1 :"]
+)
+def test_a_script_that_declares_its_encoding_is_accepted(here, first):
+    (here / "good.py").write_bytes(f"{first}\nx = 'größe'\n".encode("latin-1"))
+    check_script(here / "good.py")
+
+
+@pytest.mark.parametrize(
+    ("args", "world_size", "per_node"),
+    [
+        ("", 1, 1),
+        ("--nproc-per-node 8", 8, 8),
+        ("--nnodes 2 --nproc-per-node 8", 16, 8),
+        ("--nnodes 2 --nproc_per_node 8 --world-size 16", 16, 8),
+        ("--nnodes 4 --world-size 16", 16, 4),
+        ("--world-size 16", 16, 8),
+        ("--world-size 16 --nproc-per-node 4", 16, 4),
+    ],
+)
+def test_the_size_of_a_job_is_read_as_torchrun_reads_it(here, args, world_size, per_node):
+    parser, verbs = parser_of(["run"])
+    argv = with_known_options([*args.split(), "train.py"], verbs["run"])
+    request = read_request(parser.parse_args(["run", *argv]))
+    assert (request.world_size, request.nproc_per_node) == (world_size, per_node)
+    assert request.is_launched == bool(args)
+
+
+def test_the_world_size_of_a_launcher_is_kept_beside_the_cards_of_a_machine(here, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    parser, _ = parser_of(["run"])
+    request = read_request(parser.parse_args(["run", "--nproc-per-node", "4", "train.py"]))
+    assert (request.world_size, request.nproc_per_node) == (8, 4)
+    request = read_request(parser.parse_args(["run", "--nproc-per-node", "4", "--nnodes", "3", "train.py"]))
+    assert (request.world_size, request.nproc_per_node) == (12, 4)
+
+
+def test_a_missing_torch_is_told_before_anything_is_touched(here, capsys, monkeypatch):
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
+    assert _refused(capsys, "train.py") == (
+        "torch is not installed in this Python",
+        "pip install 'windtunnel[torch]'",
+    )
+    assert sorted(p.name for p in here.iterdir()) == ["train.py"]
+
+
+def test_two_runs_do_not_share_a_folder(here, capsys):
+    with prepare_folder(here / "out", force=False):
+        for force in ([], ["--force"]):
+            said, _ = _refused(capsys, "--out", "out", *force, "train.py")
+            assert said == f"--out out is in use by another run, process {os.getpid()}"
+    assert list((here / "out").iterdir()) == []
+
+
+def test_a_lock_of_a_process_that_died_blocks_nobody(here):
+    died = (
+        "import os, signal; from pathlib import Path; from windtunnel.commands.run_folder import prepare_folder;"
+        "prepare_folder(Path('out'), force=False); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", died], check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in Path("out").iterdir()] == [".windtunnel-lock"]
+    with prepare_folder(Path("out"), force=False):
+        assert Path("out/.windtunnel-lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_folder_is_locked_until_the_process_ends_for_a_caller_that_does_not_release_it(here):
+    ends = (
+        "from pathlib import Path; from windtunnel.commands.run_folder import prepare_folder;"
+        "prepare_folder(Path('out'), force=False); print(Path('out/.windtunnel-lock').exists())"
+    )
+    done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert list(Path("out").iterdir()) == []
 
 
 @pytest.mark.parametrize(

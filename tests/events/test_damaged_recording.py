@@ -58,6 +58,31 @@ def test_any_damage_is_one_sentence_or_a_true_beginning(whole, data):
     assert list(recording.events()) == list(expected.events())[:n_rows]
 
 
+def test_damage_is_told_from_a_cut(whole):
+    path, content, expected = whole
+    path = path.with_name("damaged.arrows")
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes(byte ^ 0x55 for byte in content[middle:-8]) + content[-8:])
+    recording = read_recording(path)
+    assert (recording.is_damaged, recording.is_complete) == (True, False)
+    assert 0 < len(recording) < len(expected)
+    path.write_bytes(content[:middle])
+    recording = read_recording(path)
+    assert (recording.is_damaged, recording.is_complete) == (False, False)
+
+
+def test_a_recording_of_which_nothing_can_be_read_is_called_damaged(tmp_path):
+    path = tmp_path / "recording.arrows"
+    content = bytearray(_recording(path, n_batches=1))
+    begin = content.index(b"checksum")  # beside the first batch
+    content[begin : begin + 8] = b"checkers"
+    path.write_bytes(content)
+    with pytest.raises(
+        CorruptFile, match=rf"is damaged: not one of the events in its {len(content):,} bytes"
+    ):
+        read_recording(path)
+
+
 def test_a_cut_leaves_every_batch_before_it(whole):
     path, content, _ = whole
     path = path.with_name("cut.arrows")

@@ -29,7 +29,9 @@ FIXED_RANK = {
 
 def test_the_fixed_part_of_the_schema_is_there():
     document = json.loads(report_text(run_of(FITTING, device=ASCEND)))
-    assert set(document) == FIXED_RUN | {"verdict", "advice", "notes", "mismatches", "time", "mesh", "files"}
+    assert set(document) == FIXED_RUN | {
+        "verdict", "advice", "notes", "mismatches", "time", "mesh", "files", "framework",
+    }  # fmt: skip
     assert document["device"] == {"name": "ascend-910b-64gb", "memory_bytes": 68719476736}
     (rank,) = document["ranks"]
     assert set(rank) >= FIXED_RANK
@@ -243,3 +245,69 @@ def test_the_verdict_the_advice_and_the_notes_are_in_the_report_and_the_advice_i
     assert document["notes"] == ["the script printed nothing"]
     assert document["advice"][0]["needs_bytes"] == 5 * GIB
     assert read_report(tmp_path / "report.json").advice == advice
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "it has no field 'schema'"),
+        ('{"schema": 1}', "it has no field 'windtunnel'"),
+        ("[]", "it holds [], not the fields of a report"),
+        ('{"schema": 1', "it is cut off or no JSON at line 1, column 13 (Expecting ',' delimiter)"),
+        ("", "it is cut off or no JSON at line 1, column 1 (Expecting value)"),
+        ("\udcff", "its byte 0 is no UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_report_is_said_in_words(text, said, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CorruptFile) as refused:
+        read_report(path)
+    assert refused.value.message == f"{path} is not a report of windtunnel: {said}"
+    assert "--force" in refused.value.hint
+
+
+def _large(n_ranks):
+    second = replace(FITTING, rank=8, peak_bytes=FITTING.peak_bytes // 2)
+    shown = [second if rank % 16 >= 8 else FITTING for rank in range(n_ranks)]
+    ranks = [one if rank == one.rank else same_as(rank, one) for rank, one in enumerate(shown)]
+    return run_of(*ranks, world_size=n_ranks)
+
+
+def test_a_world_of_1024_ranks_is_listed_in_full():
+    ranks = json.loads(report_text(_large(1024)))["ranks"]
+    assert [rank["rank"] for rank in ranks] == list(range(1024))
+    assert not any("stands_for" in rank for rank in ranks)
+
+
+def test_a_larger_world_has_one_entry_for_all_ranks_that_do_the_same(tmp_path):
+    run = _large(131_072)
+    write_report(tmp_path / "report.json", run)
+    assert (tmp_path / "report.json").stat().st_size < 1_000_000
+    first, second = json.loads((tmp_path / "report.json").read_text())["ranks"]
+    assert (first["rank"], first["n_ranks"], second["rank"], second["n_ranks"]) == (0, 65_536, 8, 65_536)
+    assert first["stands_for"][:2] == [[0, 7, 1], [16, 23, 1]]
+    read = read_report(tmp_path / "report.json")
+    assert [rank.rank for rank in read.ranks] == list(range(131_072))
+    assert (read.ranks[7].same_as, read.ranks[9].same_as) == (0, 8)
+    assert [rank.peak_bytes for rank in read.ranks[:16]] == [rank.peak_bytes for rank in run.ranks[:16]]
+
+
+@pytest.mark.parametrize(
+    ("stands_for", "said"),
+    [
+        ([[0, 10**15, 1]], "rank 0 stands for [0, 1000000000000000, 1]"),
+        ([[0, 8, 0]], "rank 0 stands for [0, 8, 0]"),
+        ([[1, 8, 1]], "rank 0 does not stand for itself"),
+        ([[0, 1023, 1]], "its ranks are not 2,048 different ones of 2,048"),
+        ([[0, 2047, 1]], "its ranks are more than the 2,048 of its world"),
+        ([[0, 2047, 1]] * 9, "its ranks are more than the 2,048 of its world"),
+        ([0], "one of its fields is of another kind"),
+    ],
+)
+def test_ranks_that_nobody_can_stand_for_are_refused(stands_for, said, tmp_path):
+    document = json.loads(report_text(_large(2048)))
+    document["ranks"][0]["stands_for"] = stands_for
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptFile, match=re.escape(said)):
+        read_report(tmp_path / "report.json")

@@ -62,12 +62,12 @@ def test_a_row_for_each_need_with_all_its_ranks():
 
 
 def test_the_facts_of_many_ranks_are_those_of_the_tightest_and_the_failed():
-    few = _shown(_world(8, 4))
+    few = _shown(replace(_world(8, 4), framework="mindspore"))
     assert few.count("Device MOC memory size") == 4
     kinds = [replace(FITTING, rank=i) for i in range(6)]
     kinds[3] = replace(LARGE, rank=3)
     kinds[4] = failed_rank(4, "no data")
-    many = _shown(run_of(*kinds))
+    many = _shown(replace(run_of(*kinds), framework="mindspore"))
     assert many.count("Device MOC memory size") == 2
     assert "rank 3 of 6: oom" in many
     assert "rank 4 of 6: failed" in many

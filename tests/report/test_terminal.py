@@ -1,4 +1,4 @@
-"""What a person sees: facts first, tables, the picture in characters, the verdict last."""
+"""What a person sees: the peak first, tables, the picture in characters, the verdict last."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ def _shown(run, encoding="utf-8", width=120):
     return stream.buffer.getvalue().decode(encoding)
 
 
-def test_the_facts_come_first_as_plain_lines_even_on_a_narrow_terminal():
-    lines = _shown(run_of(FITTING), width=20).splitlines()
+def test_the_peak_comes_first_for_a_torch_script():
+    text = _shown(run_of(FITTING))
+    assert text.splitlines()[0].startswith("Peak of rank 0: 60.00 GiB live, 66.00 GiB with fragments")
+    assert "Device MOC memory size" not in text
+
+
+def test_the_facts_of_a_mindspore_script_come_first_as_plain_lines_even_on_a_narrow_terminal():
+    lines = _shown(replace(run_of(FITTING), framework="mindspore"), width=20).splitlines()
     assert lines[0] == "Device MOC memory size: 81920M"
     assert lines[4] == "Actual peak memory usage (with fragments): 67584M"
 
@@ -79,7 +85,9 @@ def test_a_stream_without_unicode_gets_ascii():
 
 
 def test_ranks_that_do_the_same_are_counted_not_repeated():
-    text = _shown(run_of(FITTING, same_as(1, FITTING), same_as(2, FITTING)))
+    run = run_of(FITTING, same_as(1, FITTING), same_as(2, FITTING))
+    assert _shown(run).startswith("rank 0 of 3 (and 2 more that do the same): ok\n\nPeak of rank 0")
+    text = _shown(replace(run, framework="mindspore"))
     assert text.count("Device MOC memory size") == 1
     assert "rank 0 of 3 (and 2 more that do the same): ok" in text
 

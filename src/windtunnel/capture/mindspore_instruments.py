@@ -96,11 +96,11 @@ class Instruments:
     def _timed_compile(self, original: Callable) -> Callable:
         @wraps(original)
         def compile(cell: Any, *args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started = time.process_time()
             try:
                 return original(cell, *args, **kwargs)
             finally:
-                self._marks.add("build", type(cell).__name__, round((time.perf_counter() - started) * 1e6))
+                self._marks.add("build", type(cell).__name__, round((time.process_time() - started) * 1e6))
 
         return compile
 

@@ -8,6 +8,7 @@ that they can.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -16,9 +17,18 @@ from dataclasses import dataclass, field
 from windtunnel.events.file import RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
-__all__ = ["Recorder", "UnknownValue"]
+__all__ = ["EndlessLoop", "Recorder", "UnknownValue"]
 
 _ROOT_OF_FRAMEWORKS = ("torch", "windtunnel")
+_MOST_READS = (
+    100_000  # of unknown values by one line in one step; the environment variable below says otherwise
+)
+_MOST_READS_VARIABLE = "WINDTUNNEL_MOST_READS"
+_MANY_READS = 100  # enough to suspect a loop when somebody interrupts it
+
+
+class EndlessLoop(BaseException):
+    """A loop waits for a value that never comes; not an Exception, so that scripts' own handlers let it through."""
 
 
 @dataclass
@@ -49,6 +59,8 @@ class Recorder:
     n_steps: int = 0
     is_collecting: int = 0  # 1 while Python's cycle collector runs: what it frees, it frees at no fixed time
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
+    last_unknown: UnknownValue | None = None
+    most_reads: int = field(default_factory=lambda: _most_reads())
     notices: dict[str, int] = field(default_factory=dict)  # one sentence -> how often
     on_step: Callable[[int], None] | None = None
     futures: dict[int, tuple[int, ...]] = field(
@@ -107,7 +119,25 @@ class Recorder:
         if unknown.step != self.n_steps:
             unknown.step, unknown.count_in_step = self.n_steps, 0
         unknown.count_in_step += 1
+        self.last_unknown = unknown
+        if unknown.count_in_step >= self.most_reads:
+            raise EndlessLoop(
+                f"{where} read a value that a simulated device cannot know {unknown.count_in_step:,} times with no optimizer"
+                " step between: a loop that waits for it never ends here; set the value with windtunnel.mock, or"
+                f" {_MOST_READS_VARIABLE} to a larger number if the script means to read it so often"
+            )
         return unknown
+
+    def notice_loop(self) -> None:
+        """Somebody lost patience: was the program in a loop that waits for what it cannot know?"""
+        unknown = self.last_unknown
+        if unknown is None or unknown.step != self.n_steps or unknown.count_in_step < _MANY_READS:
+            return
+        self.notice(
+            f"{unknown.where} had read a value that a simulated device cannot know {unknown.count_in_step:,} times since the"
+            f" last optimizer step, each time as {unknown.value!r}: a loop that waits for another value never ends here;"
+            " windtunnel.mock can set it"
+        )
 
     def notice(self, sentence: str) -> None:
         """Something the user should know about this run; said once, counted."""
@@ -176,6 +206,11 @@ class Recorder:
             )
             self._is_ours[filename] = known
         return known
+
+
+def _most_reads() -> int:
+    text = os.environ.get(_MOST_READS_VARIABLE, "")
+    return int(text) if text.isdecimal() else _MOST_READS
 
 
 def _short(filename: str) -> str:

@@ -50,7 +50,8 @@ from windtunnel.capture import (
 )
 from windtunnel.capture.explain import explain
 from windtunnel.capture.mail import Mail
-from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.recorder import EndlessLoop, Recorder
+from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
 from windtunnel.events.file import RecordingWriter
 
@@ -84,6 +85,9 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     if note is not None:
         recorder.notice(note)
     batches = torch_what_if.watch_batch_settings(task.batch_factor)
+    arguments = ScriptArguments([task.script, *task.arguments])
+    if program is None:
+        sys.argv = arguments
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     _wait_for_threads()
     outcome |= {
@@ -93,6 +97,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
             for u in recorder.unknown_values.values()
         ],
         "notices": list(recorder.notices),
+        "has_unread_arguments": program is None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
         "batches": batches.as_footer(),
         "compiled": torch_compile.compiled_parts(recorder),
@@ -180,7 +185,6 @@ def _script_of(task: RankTask) -> Callable[[], Any]:
         sys.path.insert(0, str(Path(task.script).resolve().parent))
         return runpy.run_path(task.script, run_name="__main__")
 
-    sys.argv[:] = [task.script, *task.arguments]
     return run_module if task.is_module else run_path
 
 
@@ -207,7 +211,10 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
             return {"status": "ok", "error": None, "is_stopped": False}
         text = f"the script ended itself with exit code {code}"
         return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
+    except EndlessLoop as error:
+        return {"status": "failed", "error": str(error), "where": _last_user_line(error, recorder)}
     except KeyboardInterrupt:
+        recorder.notice_loop()
         return {"status": "interrupted", "error": "interrupted: what ran before is reported"}
     except BaseException as error:
         _show_traceback(error)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
+from windtunnel.commands.console import open_console
 from windtunnel.errors import UsageError
 from windtunnel.probe.comparison import OnProgress, compare_dumps
 from windtunnel.probe.mapping import NO_MAPPING, Mapping
@@ -115,7 +116,7 @@ def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) 
     path = args.out or Path(_PAGE)
     if args.html:
         _write(path, page.finish(result))
-    console = Console(stderr=args.csv and args.out is None, highlight=False)
+    console = open_console(stderr=args.csv and args.out is None)
     with console.capture() as captured:
         console.print(render_compare(result))
     # A module may be named in letters this stream does not have.

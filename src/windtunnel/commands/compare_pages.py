@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from windtunnel import __version__
+from windtunnel.commands.console import open_console
 from windtunnel.errors import CorruptFile
 from windtunnel.probe.comparison import compare_dumps
 from windtunnel.probe.tolerance import Tolerance
@@ -70,7 +71,7 @@ def _page_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _text(renderable: RenderableType) -> str:
-    console = Console(file=StringIO(), highlight=False, width=Console().width)
+    console = Console(file=StringIO(), highlight=False, width=open_console().width)
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()

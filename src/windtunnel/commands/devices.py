@@ -10,9 +10,9 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from windtunnel.commands.console import open_console
 from windtunnel.devices import DeviceProfile, find_device, known_devices
 from windtunnel.units import GIB
 
@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps({id: asdict(device) for id, device in devices.items()}, indent=1))
         return 0
-    console = Console(highlight=False)
+    console = open_console()
     console.print(_table(devices))
     console.print(_link_table(devices))
     print("\nnext: windtunnel run --device h100 train.py   (or: windtunnel devices --toml h100 > mine.toml)")

@@ -61,6 +61,7 @@ class LocalExecutor:
         self._processes: dict[int, int] = {}  # rank -> process id, the leader of its group
         self._lines: dict[int, Connection] = {}
         self._stopping: signal.Signals | None = None
+        self._has_started = False  # any rank
 
     def start(self, task: RankTask) -> None:
         threading.Thread(target=self._run, args=(task,), daemon=True).start()
@@ -74,6 +75,9 @@ class LocalExecutor:
             self._stopping = number
             for pid in self._processes.values():
                 _signal_group(pid, number)
+            has_started = self._has_started
+        if not has_started:
+            self._nursery.close()  # it is still importing torch, and there is nothing yet to wait for
 
     def files(self) -> Files | None:
         return None if self._nursery.isolation is None else self._nursery.isolation.files()
@@ -114,7 +118,10 @@ class LocalExecutor:
             os.close(their_output)
             copying.start()
             following.start()
+        if process is None:
+            return INTERRUPTED
         with self._lock:
+            self._has_started = True
             self._processes[task.rank] = process.pid
             if self._stopping is not None:
                 _signal_group(process.pid, self._stopping)
@@ -130,9 +137,12 @@ class LocalExecutor:
         (Path(task.folder) / "task.json").unlink(missing_ok=True)
         return code
 
-    def _spawn(self, task: RankTask, line: int, output: int) -> Process:
+    def _spawn(self, task: RankTask, line: int, output: int) -> Process | None:
+        """The rank's process; None if nobody wants it any more."""
         with suppress(NurseryClosed):
             return self._nursery.fork("rank", task.to_json(), line, output)
+        if self._stopping is not None:
+            return None
         task_file = Path(task.folder) / "task.json"
         task_file.write_text(task.to_json(), encoding="utf-8")
         return subprocess.Popen(

@@ -1,90 +1,71 @@
-"""windtunnel: dry-run, rematerialise and probe large-model training from a laptop."""
+"""The program `windtunnel`. An interrupt, whenever it comes, is one line and exit code 130.
+
+    sys.argv ──> command_line (imported with the handler in place) ──> exit code
+
+Nothing but what an interrupt needs is imported before that: the other imports take seconds on a cold disk.
+"""
 
 from __future__ import annotations
 
-import argparse
-import io
 import os
+import signal
 import sys
-from types import ModuleType
-from typing import NoReturn
-
-from windtunnel.errors import WindtunnelError
-from windtunnel.frameworks import load_door
+import threading
+from collections.abc import Callable
+from types import FrameType
 
 __all__ = ["main"]
 
-# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has. It is imported
-# when it is asked for: together they take longer than most of what one of them does.
-_VERBS = ("run", "remat", "replay", "compare", "view", "devices")
+_INTERRUPTED = 130
+_AGAIN_S = 0.05
+_SENTENCE = "windtunnel: interrupted\n"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code.
 
     0 fits or equal, 1 a bug of ours, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
+    Without `argv` this is the whole program, and takes care of signals. With it, they are the caller's.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no "…" shows "?" for it
-    args = _parser(argv[:1]).parse_args(argv)
+    if argv is not None:
+        return _run(argv)
     try:
-        code = _module(args.verb).run(args)
-        sys.stdout.flush()
+        is_deaf = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a job in the background
+        if is_deaf or threading.current_thread() is not threading.main_thread():
+            return _run(sys.argv[1:])
+        sys.unraisablehook = _report_unraisable
+        # Until a verb begins there is nothing to tidy up, so the process may end at once. An exception would have
+        # to pass through whatever package is being imported, and not all of them let it.
+        signal.signal(signal.SIGINT, _leave_saying_so)
+        code = _run(sys.argv[1:], lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        signal.signal(signal.SIGINT, _leave)  # all is said: only the interpreter is still to end
         return code
-    except WindtunnelError as error:
-        print(f"windtunnel: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  next: {error.hint}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("windtunnel: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader has seen enough, as in `| head`. What is still buffered must not fail once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except KeyboardInterrupt:  # between two of these lines
+        sys.stderr.write(_SENTENCE)
+        return _INTERRUPTED
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one sentence, and where the options are."""
+def _run(argv: list[str], on_ready: Callable[[], object] = lambda: None) -> int:
+    from windtunnel.commands.command_line import run_command
 
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(2, f"windtunnel: {message}\n  next: {self.prog} --help\n")
+    return run_command(argv, on_ready)
 
 
-def _module(verb: str) -> ModuleType:
-    return load_door(f"windtunnel.commands.{verb}")
+def _leave_saying_so(number: int, frame: FrameType | None) -> None:
+    os.write(2, _SENTENCE.encode())
+    os._exit(_INTERRUPTED)
 
 
-def _parser(asked: list[str] | None = None) -> argparse.ArgumentParser:
-    """The parser of the verb that is asked for, or of all of them."""
-    parser = _Parser(
-        prog="windtunnel",
-        description=__doc__,
-        epilog="start here: windtunnel run --device a100-80gb train.py",
-    )
-    parser.add_argument("--version", action="version", version=f"windtunnel {_version()}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in [verb for verb in _VERBS if verb in (asked or ())] or _VERBS:
-        module = _module(name)
-        help_text = (module.__doc__ or "").strip()
-        verb = verbs.add_parser(
-            name,
-            help=help_text.splitlines()[0],
-            description=help_text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(verb)
-    return parser
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED)
 
 
-def _version() -> str:
-    from windtunnel import __version__
-
-    return __version__
+def _report_unraisable(failure: sys.UnraisableHookArgs) -> None:
+    """An interrupt that fell into a destructor, where no exception gets out: it is sent again when that has ended."""
+    if failure.exc_type is KeyboardInterrupt:
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(failure)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,11 @@ class Nursery:
             if self._control is not None:
                 with suppress(OSError):
                     self._control.shutdown(socket.SHUT_RDWR)
+            has_children = any(born.done() for born, _ in self._orders.values())
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_S)
+                # Without children it may still be importing torch, and has nothing to end.
+                self._process.wait(_GRACE_S if has_children else 0)
             self._process.kill()
             self._process.wait()
 

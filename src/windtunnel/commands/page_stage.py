@@ -3,7 +3,7 @@
     recordings of some ranks ──> details (each in a process of its own) ──┐
     RunResult, trace, remat.json ─────────────────────────────────────────┴──> report.html
 
-A page that cannot be written costs a note, never the run.
+A page that cannot be written costs a note and the exit code, never the report.
 """
 
 from __future__ import annotations

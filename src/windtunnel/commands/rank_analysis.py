@@ -7,6 +7,7 @@ Runs in a process of its own for every rank (a fork of the nursery), or in the c
 
 from __future__ import annotations
 
+import shlex
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_crash import crash_of
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest, task_of
+from windtunnel.commands.run_options import misplaced_options
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
@@ -33,6 +35,9 @@ from windtunnel.report.result import DeviceResult, RankResult, UnknownValue, bui
 from windtunnel.units import MIB, format_bytes
 
 __all__ = ["Finding", "analyse_rank", "draw_pictures", "measure_again"]
+
+_BEFORE = "options of windtunnel come before the script"
+_REFUSAL_LINES = 4  # the last of a script that refuses an argument
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
             *workspace_notes,
             *outcome.get("notices", ()),
             *_remarks(request, steps, error),
+            *_argument_notes(request, task, outcome, error),
         ),
     )
     talk = talk_of(recording, task.rank, task.world_size) if error is None and task.world_size > 1 else None
@@ -231,11 +237,15 @@ def _crash(name: str, where: str) -> str:
 
 
 def _last_line(task: RankTask) -> str:
-    try:
-        lines = (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
+    lines = _log_lines(task)
     return next((line.removeprefix("windtunnel: ") for line in reversed(lines) if line.strip()), "")
+
+
+def _log_lines(task: RankTask) -> list[str]:
+    try:
+        return (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _remarks(request: RunRequest, steps: int, error: str | None) -> list[str]:
@@ -251,3 +261,21 @@ def _remarks(request: RunRequest, steps: int, error: str | None) -> list[str]:
             f"{len(request.ranks)} of {request.world_size} ranks were simulated: choose others with --ranks"
         )
     return found
+
+
+def _argument_notes(
+    request: RunRequest, task: RankTask, outcome: dict[str, Any], error: str | None
+) -> list[str]:
+    """An option of ours that stands after the script: said if the script refused it, or read no arguments at all."""
+    ours, others = misplaced_options(request.arguments)
+    module = ["-m"] if request.is_module else []
+    command = shlex.join(["windtunnel", "run", *ours, *module, request.script, *others])
+    if error is None:
+        if not outcome.get("has_unread_arguments"):
+            return []
+        told = f"the script never read its arguments ({shlex.join(request.arguments)})"
+        return [f"{told}; {_BEFORE}: {command}" if ours else told]
+    said = [error, *_log_lines(task)[-_REFUSAL_LINES:]]
+    names = [word.partition("=")[0] for word in ours if word.startswith("--")]
+    refused = [name for name in names if any(name in line or f"'{name[2:]}'" in line for line in said)]
+    return [f"{refused[0]} may have been meant for windtunnel: {_BEFORE}: {command}"] if refused else []

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import traceback
@@ -62,12 +63,13 @@ class RayExecutor:
         on_line: OnLine,
         is_network_allowed: bool = False,
         isolation: str = "auto",
+        script: str = "",
     ) -> None:
         self._events, self._on_line = events, on_line
         self._protection = (is_network_allowed, isolation)
         self._files: list[Files] = []  # what each rank's worker saw
         self._is_ours = not ray.is_initialized()
-        self._is_shipping = self._is_ours and _connect(where.partition(":")[2])
+        self._is_shipping = self._is_ours and _connect(where.partition(":")[2], _folder_elsewhere(script))
         self._folder = os.getcwd()
         self.n_slots = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._hub = _Hub.options(num_cpus=0, max_concurrency=_MOST_WAITING).remote()
@@ -78,11 +80,13 @@ class RayExecutor:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, task: RankTask) -> None:
-        sent = replace(task, script=_relative(task.script)) if self._is_shipping else task
+        ships_script = self._is_shipping and not task.is_module
+        sent = replace(task, script=_as_sent(task.script)) if ships_script else task
+        is_beside = ships_script and _folder_elsewhere(task.script) is not None
         folder = None if self._is_shipping else self._folder
         self._last_words[task.rank] = threading.Event()
         reference = _run_rank.options(max_retries=_RETRIES).remote(
-            self._hub, sent.to_json(), folder, self._protection
+            self._hub, sent.to_json(), folder, self._protection, is_beside
         )
         self._tasks[task.rank] = reference
         threading.Thread(target=self._follow, args=(task, reference), daemon=True).start()
@@ -155,13 +159,14 @@ class RayExecutor:
             self._events.put(what)
 
 
-def _connect(address: str) -> bool:
-    """Connect, or start Ray on this machine; True if the current folder was sent along."""
+def _connect(address: str, folder: Path | None = None) -> bool:
+    """Connect, or start Ray on this machine; True if the current folder was sent along, and the script's if it is another."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS", "")
     is_elsewhere = bool(address)
     _check_address(address)
-    more = {"runtime_env": {"working_dir": os.getcwd()}} if is_elsewhere else {"include_dashboard": False}
+    sent = {"working_dir": os.getcwd()} | ({"py_modules": [str(folder)]} if folder is not None else {})
+    more = {"runtime_env": sent} if is_elsewhere else {"include_dashboard": False}
     for n_left in reversed(range(1 if is_elsewhere else _TRIES_HERE)):
         try:
             ray.init(address=address or None, logging_level="ERROR", log_to_driver=False, **more)
@@ -188,10 +193,19 @@ def _check_address(address: str) -> None:
         raise UsageError(f"no Ray cluster answers at {address}: {reason}", hint=_CHECK) from error
 
 
-def _relative(script: str) -> str:
-    """A script below the current folder is sent along with it; any other must be there on every machine."""
-    path, here = Path(script).resolve(), Path.cwd().resolve()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else script
+def _folder_elsewhere(script: str) -> Path | None:
+    """The folder of a script that does not lie below the current one."""
+    path = Path(script).resolve()
+    is_elsewhere = path.is_file() and not path.is_relative_to(Path.cwd().resolve())
+    return path.parent if is_elsewhere and path.parent.name else None
+
+
+def _as_sent(script: str) -> str:
+    """From the current folder, or if it is another one that was sent, from the parent of that."""
+    path, folder = Path(script).resolve(), _folder_elsewhere(script)
+    if folder is not None:
+        return str(path.relative_to(folder.parent))
+    return str(path.relative_to(Path.cwd().resolve())) if path.is_file() else script
 
 
 def _write_log(task: RankTask, text: str) -> None:
@@ -232,18 +246,27 @@ class _Hub:
 
 @ray.remote(num_cpus=1)
 def _run_rank(
-    hub: Any, task_json: str, folder: str | None, protection: tuple[bool, str]
+    hub: Any, task_json: str, folder: str | None, protection: tuple[bool, str], is_beside: bool
 ) -> tuple[int, dict[str, bytes], Files]:
     """Run one rank on this worker; returns its exit code, the files of its run, and what it would have written."""
     nursery, place = _nursery_of_worker(folder, protection)
     with tempfile.TemporaryDirectory(prefix="rank-", dir=place) as own:
         task = replace(RankTask.from_json(task_json), folder=own)
+        if is_beside:
+            task = replace(task, script=_found_beside(task.script))
         hub.tell.remote(task.rank, "begin")
         code = _run_here(hub, task, nursery)
         hub.tell.remote(task.rank, "end")
         assert nursery.isolation is not None
         written = nursery.isolation.files()
         return code, {path.name: path.read_bytes() for path in Path(own).iterdir()}, written
+
+
+def _found_beside(script: str) -> str:
+    """A script whose folder was sent beside the working folder: Ray puts that where modules are found."""
+    here = Path.cwd().resolve()
+    places = [Path(entry) / script for entry in sys.path if Path(entry).resolve() != here]
+    return next((str(path) for path in places if path.is_file()), script)
 
 
 def _run_here(hub: Any, task: RankTask, nursery: Nursery) -> int:

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
+from windtunnel.commands.console import open_console
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.memory.dryrun_log import read_logs
 from windtunnel.memory.replay_files import ReplayFiles, find_replay_files
@@ -124,7 +125,7 @@ def _print_json(runs: list[list[WhatIf]], facts: LogFacts | None, device: Device
 
 
 def _print_tables(runs: list[list[WhatIf]], facts: LogFacts | None, args: Namespace) -> None:
-    console = Console(highlight=False)
+    console = open_console()
     for results in runs:
         if len(results) > 1:
             console.print(render_ranks(results))

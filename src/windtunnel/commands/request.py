@@ -12,6 +12,7 @@ from pathlib import Path
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_ASCEND, DeviceProfile
 from windtunnel.errors import UsageError
+from windtunnel.frameworks import require
 from windtunnel.isolation.layer import check_keep_folder
 from windtunnel.memory import Allocator
 from windtunnel.memory.workspace import WorkspaceTable
@@ -134,6 +135,8 @@ def _check_what_if(request: RunRequest) -> None:
 
 
 def _check_framework(request: RunRequest) -> None:
+    if request.executor == "local":
+        require(request.framework)
     if request.framework != "mindspore":
         return
     if request.device.kind != "npu":

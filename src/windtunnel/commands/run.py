@@ -12,14 +12,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from windtunnel.capture.framework_choice import framework_of
 from windtunnel.capture.path_patterns import split_patterns
+from windtunnel.commands.console import open_console
 from windtunnel.commands.page_stage import PAGE
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
-from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.run_folder import discard_empty_run, prepare_folder
+from windtunnel.commands.run_options import OUT, add_arguments
 from windtunnel.commands.screen import Screen
+from windtunnel.commands.script_check import check_module, check_script
 from windtunnel.commands.simulation import Simulation, simulate
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
@@ -28,101 +29,17 @@ from windtunnel.report.terminal import show_run
 
 __all__ = ["add_arguments", "read_request", "run"]
 
-_OUT = "windtunnel-out"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "windtunnel run [options] script.py [script arguments...]"
-    add = parser.add_argument
-    add("--level", type=int, metavar="{0,1,2,3}",
-        help="0 builds and runs; 1 adds memory (default); 2 the workspace of kernels; 3 time and a trace")  # fmt: skip
-    add("--device", metavar="NAME",
-        help=f"accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu (default {DEFAULT_DEVICE}; for MindSpore"
-        f" {DEFAULT_ASCEND})")  # fmt: skip
-    add("--world-size", type=int, metavar="N", help="cards of the job")
-    add("--nproc-per-node", type=int, metavar="N", help="cards of one machine (default: up to 8)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=int, metavar="R", help="simulate this rank only")
-    which.add_argument(
-        "--ranks",
-        default="auto",
-        metavar="WHICH",
-        help="auto (default: one of each kind of ranks), all, or a list such as 0,3,8-15",
-    )
-    add("--steps", type=int, metavar="N", help="stop cleanly after N optimizer steps")
-    add(
-        "--allocator",
-        metavar="SPEC",
-        help="allocator profile, NAME[:key=value,...] (default follows the device)",
-    )
-    add("--memory-tracker", action="store_true",
-        help="write memory_block.csv: one row per allocation, with the Python stack")  # fmt: skip
-    add("--snapshot", action="store_true", help="write snapshot.pickle for torch's memory viewer")
-    add(
-        "--workspace",
-        type=Path,
-        metavar="FILE",
-        help="TOML file with workspaces of kernels of your own (level 2)",
-    )
-    add("--network", metavar="FIGURES",
-        help="between cards, as in latency=5us,bandwidth=50GB/s,nics=8, or a TOML file (level 3)")  # fmt: skip
-    add("--measure", action="store_true",
-        help="time operators on the device of this machine, as --device cpu always does (level 3)")  # fmt: skip
-    add(
-        "--tokens-per-step",
-        type=int,
-        metavar="N",
-        help="tokens of one step of the whole job (default: counted)",
-    )
-    add("--trace-ranks", metavar="LIST", help="ranks that get a trace, such as 0,8-11 (default: up to 4)")
-    add("--library-buffers", action="store_true",
-        help="take the estimated buffers of NCCL or HCCL off the usable memory")  # fmt: skip
-    add("--checkpoint", action="append", default=[], metavar="MODULES",
-        help="what if these ran under activation checkpointing: model.layers.0-27 or model.layers.*")  # fmt: skip
-    add("--batch-factor", type=float, default=1.0, metavar="F",
-        help="what if every DataLoader made batches F times as large")  # fmt: skip
-    add("--advise", action=argparse.BooleanOptionalAction, default=None,
-        help="simulate what would make it fit, or how large a batch it has room for (default: only if it does not"
-        " fit and the run took less than a minute)")  # fmt: skip
-    add(
-        "--out",
-        default=_OUT,
-        metavar="DIR",
-        help=f"folder for the run's files (default {_OUT})",
-    )
-    add("--keep-files", type=Path, metavar="DIR",
-        help="copy what the script wrote to this new folder (default: it is listed, and gone after the run)")  # fmt: skip
-    add("--network-access", action="store_true",
-        help="let the script reach other machines (default: only this one)")  # fmt: skip
-    add("--isolation", default="auto", metavar="HOW",
-        help="how files are protected: auto (default: a copy-on-write layer where the system allows one) or guard")  # fmt: skip
-    add("--no-html", action="store_true", help="write no report.html")
-    add("--json", action="store_true", help="print report.json instead of tables")
-    add("--jobs", type=int, metavar="N", help="ranks simulated at the same time (default: number of cores)")
-    add(
-        "--executor",
-        default="local",
-        metavar="WHERE",
-        help="local (default), ray, or ray:ADDRESS of a cluster",
-    )
-    add("--force", action="store_true", help="replace an earlier run in --out")
-    add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show the output of every rank, not only of the first one",
-    )
-    add("-m", dest="is_module", action="store_true", help="the script is a module name, as in python -m")
-    add("script", help="the training script")
-    add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-
 
 def run(args: argparse.Namespace) -> int:
     request = read_request(args)
-    prepare_folder(request.folder, args.force)
-    console = Console(stderr=args.json, highlight=False)
-    with Screen(console, request, shows_every_rank=args.verbose) as screen:
-        simulation = simulate(request, screen.on_line, screen.watch, screen.tell)
+    console = open_console(stderr=args.json)
+    with prepare_folder(request.folder, args.force):
+        try:
+            with Screen(console, request, shows_every_rank=args.verbose) as screen:
+                simulation = simulate(request, screen.on_line, screen.watch, screen.tell)
+        except KeyboardInterrupt:
+            discard_empty_run(request.folder)
+            raise
     screen.show_failures(simulation.result)
     try:
         if args.json:
@@ -147,7 +64,7 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
     is_to_ask = request.is_advising is None and request.framework == "torch" and request.level > 0
     if is_to_ask and not simulation.result.advice and request.device.kind != "cpu":
         why = "how large a batch has room" if simulation.result.fits else "what would make it fit"
-        out = ["--out", str(request.folder)] if str(request.folder) != _OUT else []
+        out = ["--out", str(request.folder)] if str(request.folder) != OUT else []
         options = ["--advise", "--force", *out, *request.options]
         again = shlex.join(["windtunnel", "run", *options, request.script, *request.arguments])
         lines.append(f"      {again}   ({why}: a few runs more)")
@@ -173,13 +90,14 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
 def read_request(args: argparse.Namespace) -> RunRequest:
     """What the options and the environment ask for, checked."""
     if args.is_module:
-        _check_module(args.script)
+        check_module(args.script)
     else:
-        _check_script(Path(args.script))
+        check_script(Path(args.script))
     framework = framework_of(args.script, args.is_module)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
-    given = [n for n in (args.world_size, _env_int("RANK_SIZE"), _env_int("WORLD_SIZE")) if n is not None]
-    n_cards = given[0] if given else 1
+    _env_int("WINDTUNNEL_MOST_READS")  # read by every rank: a sentence now rather than none later
+    n_given, per_node = _layout(args)
+    n_cards = 1 if n_given is None else n_given
     allocator = args.allocator or ("mindspore" if framework == "mindspore" else device.allocator)
     request = RunRequest(
         script=args.script,
@@ -190,8 +108,8 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         allocator_conf=conf_of_environment(allocator),
         ranks=_ranks(args, n_cards),
         world_size=n_cards,
-        nproc_per_node=_first(args.nproc_per_node, _env_int("LOCAL_WORLD_SIZE"), min(n_cards, 8)),
-        is_launched=bool(given),
+        nproc_per_node=_first(per_node, _env_int("LOCAL_WORLD_SIZE"), min(n_cards, 8)),
+        is_launched=n_given is not None,
         level=_first(args.level, _env_int("MS_SIMULATION_LEVEL"), 1),
         max_steps=args.steps,
         writes_blocks=args.memory_tracker or _env_wants_tracker(),
@@ -221,38 +139,33 @@ def read_request(args: argparse.Namespace) -> RunRequest:
     return request
 
 
-def _check_script(path: Path) -> None:
-    """Fail in a sentence for what cannot be a Python script."""
-    if not path.exists():
+def _layout(args: argparse.Namespace) -> tuple[int | None, int | None]:
+    """Cards of the job and of one machine, as far as they are given: torchrun counts machines, others count cards."""
+    per_node = args.nproc_per_node
+    n_nodes = getattr(args, "nnodes", None)  # `remat` has no such option
+    of_launcher = () if n_nodes is not None else (_env_int("RANK_SIZE"), _env_int("WORLD_SIZE"))
+    n_cards = next((n for n in (args.world_size, *of_launcher) if n is not None), None)
+    if n_nodes is not None and n_nodes < 1:
+        raise UsageError(f"the number of machines is {n_nodes}, and a job has at least 1", hint="--nnodes 2")
+    if n_cards is not None:
+        if n_nodes is not None and per_node is not None and n_cards != n_nodes * per_node:
+            raise UsageError(
+                f"world size {n_cards} is not {n_nodes} machines of {per_node} cards each",
+                hint="leave --world-size out",
+            )
+        if n_nodes is not None and n_cards % n_nodes:
+            raise UsageError(
+                f"world size {n_cards} is not a multiple of the {n_nodes} machines",
+                hint="change --world-size or --nnodes",
+            )
+        return n_cards, per_node if n_nodes is None else n_cards // n_nodes
+    if per_node is not None:
+        return per_node * _first(n_nodes, 1), per_node
+    if n_nodes is not None:
         raise UsageError(
-            f"there is no script {path}", hint="check the path; options of windtunnel come before it"
+            f"--nnodes {n_nodes} does not say how many cards one machine has", hint="add --nproc-per-node 8"
         )
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name the script in it, or use -m for a package")
-    hint = "name a Python script, as in `windtunnel run train.py`"
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        line = f" at line {error.lineno}" if error.lineno else ""
-        raise UsageError(f"{path} is not valid Python{line}: {error.msg}", hint) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{path} is not a Python script: {error}", hint) from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint) from error
-
-
-def _check_module(name: str) -> None:
-    """Look for `package.module` as `python -m` would, without importing anything of the user's."""
-    path: list[str] | None = [os.getcwd(), *sys.path]
-    parts = name.split(".")
-    for i in range(len(parts)):
-        full_name = ".".join(parts[: i + 1])
-        specs = (finder.find_spec(full_name, path) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            hint = "name a module, without .py, that python -m would find from this folder"
-            raise UsageError(f"there is no module {full_name!r}", hint)
-        path = list(spec.submodule_search_locations or [])
+    return None, None
 
 
 def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...] | None:

@@ -1,16 +1,24 @@
 """The folder a run writes to: made, or refused in a sentence; only what windtunnel wrote is ever removed.
 
---out DIR, --force ──> an empty place for report.json and rankR/
+    --out DIR, --force ──> an empty place for report.json and rankR/, locked for this process
+
+The lock is the kernel's (flock), so it ends with the process, however that ends: a file left behind blocks nobody.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
+import fcntl
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from windtunnel.errors import UsageError
 
-__all__ = ["prepare_folder"]
+__all__ = ["FolderLock", "discard_empty_run", "prepare_folder"]
 
 _FILES_OF_RUN = (
     "report.json", "report.html", "remat.json", "remat.png", "remat.svg", "advice.json", "advice.png",
@@ -21,11 +29,59 @@ _FILES_OF_RANK = (
     "trace_view.json", "task.json", "crash.txt",
 )  # fmt: skip
 _RANK = re.compile(r"rank\d+")
+_LOCK = ".windtunnel-lock"
 _HALF = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}")  # of a run that was killed while it wrote
 
 
-def prepare_folder(folder: Path, force: bool) -> None:
-    """Make the output folder, or say why it cannot be used. Removes only what windtunnel wrote."""
+class FolderLock:
+    """Keeps other runs out of a folder, until it is released or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._process = folder / _LOCK, os.getpid()
+        self._file: int | None = self._open()
+        atexit.register(self.release)  # a caller who only wants the folder keeps it until the process ends
+
+    def release(self) -> None:
+        if self._file is None or os.getpid() != self._process:
+            return  # a fork has the same file open, and is not the run
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+        atexit.unregister(self.release)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _open(self) -> int:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever held it may have removed it since it was opened: then this is the lock of no folder.
+                if os.path.samestat(os.fstat(file), os.stat(self._path)):
+                    os.ftruncate(file, 0)
+                    os.write(file, b"%d\n" % os.getpid())
+                    return file
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+                    return file  # a file system without locks
+                os.close(file)
+                if error.errno != errno.EWOULDBLOCK:
+                    raise
+                raise _in_use(self._path) from None
+            os.close(file)
+
+
+def prepare_folder(folder: Path, force: bool) -> FolderLock:
+    """Make the output folder and lock it, or say why it cannot be used. Removes only what windtunnel wrote."""
     if Path.cwd().is_relative_to(folder.resolve()):
         raise UsageError(  # the one folder that is not protected from what the script writes
             f"--out {folder} holds the working folder, whose files the dry run protects",
@@ -34,17 +90,21 @@ def prepare_folder(folder: Path, force: bool) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--out {folder} is a file", hint="name a folder")
-        if folder.is_dir() and any(folder.iterdir()):
-            if not force:
-                raise UsageError(
-                    f"--out {folder} is not empty",
-                    hint="add --force to replace an earlier run in it, or name another",
-                )
-            _remove_earlier_run(folder)
+        if folder.is_dir() and _content(folder) and not force:
+            if (folder / _LOCK).exists():
+                FolderLock(folder).release()  # a run that is under way is the better reason
+            raise UsageError(
+                f"--out {folder} is not empty",
+                hint="add --force to replace an earlier run in it, or name another",
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".windtunnel-write-test"
-        probe.write_text("", encoding="utf-8")
-        probe.unlink()
+        lock = FolderLock(folder)
+        try:
+            _remove_earlier_run(folder)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
     except OSError as error:
         raise UsageError(
             f"cannot write to --out {folder}: {error.strerror or error}",
@@ -52,9 +112,30 @@ def prepare_folder(folder: Path, force: bool) -> None:
         ) from error
 
 
+def discard_empty_run(folder: Path) -> None:
+    """Remove what an interrupted run left if it is nothing anybody would read."""
+    with suppress(OSError, UsageError):
+        _remove_earlier_run(folder)
+
+
+def _content(folder: Path) -> bool:
+    return any(path.name != _LOCK for path in folder.iterdir())
+
+
+def _in_use(path: Path) -> UsageError:
+    with suppress(OSError, ValueError):
+        pid = int(path.read_text(encoding="utf-8"))
+        return UsageError(
+            f"--out {path.parent} is in use by another run, process {pid}",
+            hint="wait for it, or name another folder with --out",
+        )
+    return UsageError(f"--out {path.parent} is in use by another run", hint="name another folder with --out")
+
+
 def _remove_earlier_run(folder: Path) -> None:
     """Refuse a folder with anything else in it: it is the one place where what a script does is real."""
     found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    found = [path for path in found if path != folder / _LOCK]
     foreign = sorted(path.relative_to(folder) for path in found if not _is_of_run(path.relative_to(folder)))
     if foreign:
         raise UsageError(

@@ -109,7 +109,12 @@ def _simulate(
         else:
             ray = load("commands", "executor", "ray")
             executor = ray.RayExecutor(
-                request.executor, events, on_line, request.is_network_allowed, request.isolation
+                request.executor,
+                events,
+                on_line,
+                request.is_network_allowed,
+                request.isolation,
+                "" if request.is_module else request.script,
             )
         closing.callback(executor.close)
         analysts = Analysts(request, events, nursery)
@@ -122,6 +127,8 @@ def _simulate(
         started = monotonic()
         outcome = world.run()
         seconds = monotonic() - started
+        if outcome.is_interrupted and not any(_has_recorded(request, rank) for rank in outcome.findings):
+            raise KeyboardInterrupt  # there is nothing to report
         findings = _with_remarks(outcome)
         representative = choice.representatives() if outcome.is_whole else {}
         reported, representative = _reported(request, findings, representative, outcome)
@@ -199,6 +206,7 @@ def summarise(
         note = write_run_page(request, result, details or {}, trace)
         if note is not None:
             result = replace(result, ranks=tuple(replace(r, notes=(*r.notes, note)) for r in result.ranks))
+            codes.append(CANNOT_RECORD)
     return Simulation(result, tuple(codes))
 
 
@@ -260,8 +268,12 @@ def _run_result(
     device = DeviceResult(request.device.id, request.device.memory_bytes)
     return RunResult(
         __version__, request.level, request.world_size, device, request.allocator, results, mismatches, time,
-        _mesh(request, findings),
+        _mesh(request, findings), framework=request.framework,
     )  # fmt: skip
+
+
+def _has_recorded(request: RunRequest, rank: int) -> bool:
+    return (request.folder / f"rank{rank}" / "recording.arrows").is_file()
 
 
 def _without_time(request: RunRequest) -> RunRequest:

@@ -17,9 +17,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from windtunnel.commands.compare_pages import comparison_page, is_run_folder, precision_page
+from windtunnel.commands.console import open_console
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import REPORT, read_carefully, saved_page
 from windtunnel.errors import UsageError
@@ -80,7 +79,7 @@ def _check_folder(folder: Path) -> None:
 
 def _print_report(folder: Path) -> int:
     with read_carefully(folder / REPORT):
-        show_run(Console(highlight=False), read_report(folder / REPORT))
+        show_run(open_console(), read_report(folder / REPORT))
     name = shlex.quote(str(folder))
     print(f"\nnext: windtunnel view {name}   (the same as a page)")
     print(f"      windtunnel replay {name}   (the same run through other allocators)")

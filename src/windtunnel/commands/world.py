@@ -39,6 +39,8 @@ from windtunnel.commands.rank_analysis import Finding
 __all__ = ["Choice", "ChosenRanks", "Outcome", "World", "WorldProgress"]
 
 _GRACE_S = 6.0  # for a rank to close its recording after an interrupt
+# A signal that comes between a look at the queue and the wait for it does not wake the wait: so none is long.
+_LOOK_UP_S = 0.5
 
 
 class Choice(Protocol):
@@ -189,12 +191,15 @@ class World:
     # -- what happens --------------------------------------------------------------------------------------
 
     def _next_event(self) -> Any:
-        is_waiting_for_end = self._is_interrupted and self.progress.running
-        timeout = max(0.0, self._kill_at - time.monotonic()) if is_waiting_for_end else None
-        try:
-            return self._events.get(timeout=timeout)
-        except Empty:
-            return None
+        """The next one; None if ranks did not end in time after an interrupt."""
+        while True:
+            is_waiting_for_end = self._is_interrupted and self.progress.running
+            left = max(0.0, self._kill_at - time.monotonic()) if is_waiting_for_end else _LOOK_UP_S
+            try:
+                return self._events.get(timeout=min(left, _LOOK_UP_S))
+            except Empty:
+                if is_waiting_for_end and time.monotonic() >= self._kill_at:
+                    return None
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, Step):

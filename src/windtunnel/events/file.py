@@ -3,7 +3,7 @@
     rows ──> RecordingWriter ──> recording.arrows ──> read_recording ──> Recording
 
 Every batch carries the names, signatures and frames first used in it, and a checksum of all that: a file cut
-off by a crash or a full disk, or damaged later, is readable up to its last whole batch.
+off by a crash or a full disk, or damaged later, is readable up to its last whole batch, and says which of the two.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class RecordingWriter:
 
 def read_recording(path: Path) -> Recording:
     """Read a recording; one cut off by a crash comes back up to its last whole batch."""
-    stream, header = _open(path)
+    source, stream, header = _open(path)
+    is_damaged = False
     names: list[str] = []
     signatures: list[Signature] = []
     frames: list[Frame] = []
@@ -185,20 +186,33 @@ def read_recording(path: Path) -> Recording:
     footer: dict[str, Any] | None = None
     while True:
         try:
-            part = _read_batch(stream)
+            found = stream.read_next_batch_with_custom_metadata()
         except StopIteration:
             break
         except _DAMAGE:
-            break  # cut off or damaged: keep what came before
+            is_damaged = (
+                source.tell() < source.size()
+            )  # or the file was cut off, and there was no more to read
+            break
+        try:
+            part = _part_of(found)
+        except _DAMAGE:
+            is_damaged = True
+            break
         names += part.names
         signatures += part.signatures
         frames += part.frames
         batches.append(part.batch)
         footer = part.footer if part.footer is not None else footer
+    if is_damaged and not batches:
+        raise CorruptFile(
+            f"{path} is damaged: not one of the events in its {source.size():,} bytes can be read",
+            hint="copy it again from where it was made, or record it again",
+        )
     columns, inputs, outputs = _columns_of(pa.Table.from_batches(batches, schema=stream.schema))
     return Recording(
         header, tuple(names), tuple(signatures), tuple(frames), columns, inputs, outputs,
-        is_complete=footer is not None, footer=footer or {},
+        is_complete=footer is not None and not is_damaged, footer=footer or {}, is_damaged=is_damaged,
     )  # fmt: skip
 
 
@@ -213,9 +227,10 @@ class _Part:
     footer: dict[str, Any] | None
 
 
-def _open(path: Path) -> tuple[pa.RecordBatchStreamReader, dict[str, Any]]:
+def _open(path: Path) -> tuple[pa.MemoryMappedFile, pa.RecordBatchStreamReader, dict[str, Any]]:
     try:
-        stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+        source = pa.memory_map(str(path))
+        stream = pa.ipc.open_stream(source)
         description = json.loads(stream.schema.metadata[b"windtunnel"])
         version, header = description["version"], dict(description["header"])
         is_known = stream.schema.equals(_SCHEMA)
@@ -233,11 +248,10 @@ def _open(path: Path) -> tuple[pa.RecordBatchStreamReader, dict[str, Any]]:
         )
     if not is_known:
         raise CorruptFile(f"{path} does not have the columns of a recording", hint="record it again")
-    return stream, header
+    return source, stream, header
 
 
-def _read_batch(stream: pa.RecordBatchStreamReader) -> _Part:
-    found = stream.read_next_batch_with_custom_metadata()
+def _part_of(found: pa.RecordBatchWithMetadata) -> _Part:
     found.batch.validate(full=True)  # offsets that point outside would be read as they are
     extra = {key.decode(): value.decode() for key, value in found.custom_metadata.items()}
     if int(extra.pop("checksum")) != _checksum(found.batch, extra):

@@ -319,6 +319,7 @@ class Recording:
     outputs: tuple[np.ndarray, np.ndarray]
     is_complete: bool = True  # False: the program was killed; everything up to the last flush is here
     footer: dict[str, Any] = field(default_factory=dict)
+    is_damaged: bool = False  # what was written is no longer what it was; everything before that is here
 
     def __len__(self) -> int:
         return len(self.columns["kind"])

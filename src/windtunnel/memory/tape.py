@@ -110,8 +110,16 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
         tape_stream[order].astype(np.int32),
         (is_alloc & (columns["role"][event] == Role.WEIGHT))[order],
         event[order],
-        () if recording.is_complete else ("the program was killed: the recording ends at its last flush",),
+        _how_it_ends(recording),
     )
+
+
+def _how_it_ends(recording: Recording) -> tuple[str, ...]:
+    if recording.is_damaged:
+        return (f"the recording is damaged: this is of the {len(recording):,} events before the damage",)
+    if not recording.is_complete:
+        return ("the program was killed: the recording ends at its last flush",)
+    return ()
 
 
 def _named(columns: dict[str, np.ndarray], device: int) -> tuple[np.ndarray, np.ndarray]:

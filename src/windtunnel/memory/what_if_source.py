@@ -235,6 +235,8 @@ def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
         raise
     except Exception as error:  # a damaged file fails in every way there is
         raise CorruptFile(f"{path} is damaged: {type(error).__name__}", hint="record it again") from error
+    if not recording.is_complete and not len(recording):
+        raise CorruptFile(f"{path} was cut off before its first event", hint="record it again")
     _refuse_empty(path, tape)
     header, devices = recording.header, known_devices()
     device = header.get("device")

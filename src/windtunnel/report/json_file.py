@@ -2,7 +2,8 @@
 
     RunResult ──> write_report ──> report.json ──> read_report ──> RunResult
 
-The file appears under its name only when it is whole: a reader never meets half of it.
+The file appears under its name only when it is whole: a reader never meets half of it. Of a large world it has one
+entry for all ranks that do the same work; what is read back is again a result for every rank.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,47 @@ from windtunnel.report.json_time import (
     time_document,
     time_of_document,
 )
+from windtunnel.report.rank_spans import rank_spans, ranks_in
 from windtunnel.report.record_types import check_record
-from windtunnel.report.result import SCHEMA, DeviceResult, RankResult, Remedy, RunResult, UnknownValue
+from windtunnel.report.result import (
+    SCHEMA,
+    DeviceResult,
+    RankResult,
+    Remedy,
+    RunResult,
+    UnknownValue,
+    same_as,
+)
 from windtunnel.report.whole_file import whole_file
 
-__all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
+__all__ = ["LISTED_IN_FULL", "rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
 _MOST_RANKS = 10_000_000  # ten times the largest machine there is
+LISTED_IN_FULL = 1024  # ranks of a world; of a larger one, those that were simulated
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
 
 
 def report_text(result: RunResult) -> str:
     """The report as JSON text."""
     document = run_fields(result)
-    document["ranks"] = [rank_document(rank) for rank in result.ranks]
+    document["ranks"] = _rank_documents(result)
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     return _ROW_OF_NUMBERS.sub(lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text) + "\n"
+
+
+def _rank_documents(result: RunResult) -> list[dict[str, Any]]:
+    """Every rank; of a large world every rank that was simulated, with those it stands for."""
+    if result.world_size <= LISTED_IN_FULL:
+        return [rank_document(rank) for rank in result.ranks]
+    members: dict[int, list[int]] = {}
+    for rank in result.ranks:
+        members.setdefault(rank.rank if rank.same_as is None else rank.same_as, []).append(rank.rank)
+    return [
+        rank_document(rank)
+        | {"n_ranks": len(members[rank.rank]), "stands_for": list(map(list, rank_spans(members[rank.rank])))}
+        for rank in result.ranks
+        if rank.status != "same_as"
+    ]
 
 
 def run_fields(result: RunResult) -> dict[str, Any]:
@@ -64,6 +90,7 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "time": time_document(result.time),
         "mesh": [asdict(axis) for axis in result.mesh],
         "files": None if result.files is None else asdict(result.files),
+        "framework": result.framework,
     }
 
 
@@ -78,6 +105,8 @@ def read_report(path: Path) -> RunResult:
     """Read a report.json back; fields of later versions are ignored."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError(f"it holds {document!r:.60}, not the fields of a report")
         if document["schema"] != SCHEMA:
             raise CorruptFile(
                 f"{path} has schema {document['schema']}, and this windtunnel reads schema {SCHEMA}"
@@ -101,16 +130,59 @@ def read_report(path: Path) -> RunResult:
                 Remedy(**{f.name: remedy[f.name] for f in fields(Remedy)})
                 for remedy in document.get("advice", ())
             ),
+            framework=document.get("framework", "torch"),
         )
         check_record(result)
+        result = replace(result, ranks=_all_ranks(result, document["ranks"]))
         _check_ranks(result)
         return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptFile(
-            f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}"
+            f"{path} is not a report of windtunnel: {_in_words(error)}",
+            hint="run the script again, with --force to replace it",
         ) from error
+
+
+def _in_words(error: Exception) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return f"it is cut off or no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+        case UnicodeDecodeError():
+            return f"its byte {error.start:,} is no UTF-8"
+        case OSError():
+            return (error.strerror or str(error)).lower()
+        case KeyError():
+            return f"it has no field {error.args[0]!r:.60}"
+        case RecursionError():
+            return "its brackets are nested too deep"
+        case ValueError():
+            return f"{error!s:.200}"
+    return f"one of its fields is of another kind ({error!s:.200})"
+
+
+def _all_ranks(result: RunResult, documents: list[dict[str, Any]]) -> tuple[RankResult, ...]:
+    """The listed ranks, and those they stand for."""
+    if not any("stands_for" in document for document in documents):
+        return result.ranks
+    if result.world_size > _MOST_RANKS:
+        raise ValueError(f"a world of {result.world_size:,} ranks")
+    ranks: list[RankResult] = []
+    n_left = result.world_size
+    for rank, document in zip(result.ranks, documents, strict=True):
+        spans = document["stands_for"]
+        for first, last, step in spans:
+            if not (0 <= first <= last < result.world_size and step >= 1):
+                raise ValueError(f"rank {rank.rank} stands for {[first, last, step]}")
+            n_left -= (last - first) // step + 1
+            if n_left < 0:
+                raise ValueError(f"its ranks are more than the {result.world_size:,} of its world")
+        found = ranks_in(spans)
+        if rank.rank not in found:
+            raise ValueError(f"rank {rank.rank} does not stand for itself")
+        ranks += (rank if number == rank.rank else same_as(number, rank) for number in found)
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
 
 def _files_of(document: dict[str, Any] | None) -> Files | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from windtunnel.report.fitted_table import Cell, FittedTable
+from windtunnel.report.rank_spans import rank_spans
 from windtunnel.report.result import RankResult, RunResult
 from windtunnel.units import format_bytes
 
@@ -71,20 +72,10 @@ def _row(ranks: Sequence[RankResult], members: Sequence[int]) -> tuple[Cell, ...
 
 def rank_ranges(ranks: Iterable[int]) -> list[str]:
     """0,1,2,3,8,10,12,14,15 -> "0-3", "8-14 by 2", "15"."""
-    left, found = sorted(ranks), []
-    while left:
-        step = left[1] - left[0] if len(left) > 1 else 1
-        n = 1
-        while n < len(left) and left[n] - left[n - 1] == step:
-            n += 1
-        if n < 3 and step > 1:
-            n = 1  # two numbers are not a pattern
-        first, last = left[0], left[n - 1]
-        if n == 1:
-            found.append(f"{first}")
-        else:
-            found.append(f"{first}-{last}" if step == 1 else f"{first}-{last} by {step}")
-        del left[:n]
+    found = []
+    for first, last, step in rank_spans(ranks):
+        by = "" if step == 1 else f" by {step}"
+        found.append(f"{first}" if first == last else f"{first}-{last}{by}")
     return found
 
 

@@ -71,7 +71,7 @@ class RankResult:
     peak_at: Moment | None = None
     at_peak_bytes: RoleBytes = field(default_factory=RoleBytes)
     step_time_us: float | None = None
-    build_time_us: dict[str, int] = field(default_factory=dict)  # module path -> microseconds
+    build_time_us: dict[str, int] = field(default_factory=dict)  # module path -> microseconds of CPU time
     unknown_values: tuple[UnknownValue, ...] = ()
     error: str | None = None
     fits: bool = True
@@ -114,6 +114,7 @@ class RunResult:
     time: TimeResult | None = None  # level 3
     mesh: tuple[MeshAxis, ...] = ()  # outermost first; (): not known, or one rank
     files: Files | None = None  # what the script would have written; None: not known
+    framework: str = "torch"  # or "mindspore": whose script it was
     advice: tuple[Remedy, ...] = ()  # changes that were tried, those that fit first; (): none were
 
     @property

@@ -1,9 +1,9 @@
 """The result of a run for a person at a terminal.
 
-    RunResult ──> show_run ──> five facts per rank, all ranks, what holds the peak, memory over time, the verdict
+    RunResult ──> show_run ──> all ranks, the peak, what holds it, memory over time, the verdict
 
-The command decides on which console. Plain facts come first, unstyled and unwrapped,
-so that programs which read the log of a dry run line by line find them.
+The command decides on which console. Of a MindSpore script the five facts of its own dry run come first, unstyled and
+unwrapped, so that programs which read its output line by line find them; `run.log` has them for every script.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
         title = f"All {len(result.ranks)} ranks" if len(result.ranks) == result.world_size else "Ranks"
         parts += _titled(title, ranks_table(result, members))
     if rank is not None and rank.peak_bytes:
-        parts.append(_peak_line(rank))
+        parts += [Text(), _peak_line(rank)]
         parts += _titled("What holds the memory at the peak", _role_table(rank, pencils))
         if not has_failed:
             parts += _titled("By module at the peak", _module_table(rank))
@@ -88,7 +88,7 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
         title = "Values a simulated device cannot know (set them with windtunnel.mock, or MindSpore's dryrun.mock)"
         parts += _titled(title, _unknown_table(rank))
     if rank is not None and rank.build_time_us and not has_failed:
-        parts += _titled("Longest to build", _build_table(rank))
+        parts += _titled("Longest to build (CPU time)", _build_table(rank))
     if rank is not None and rank.notes:
         parts += [Text(), *(Text(f"Note: {note}.") for note in rank.notes)]
     parts += _files(result)
@@ -96,15 +96,18 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
     if result.advice:
         title = "What it has room for" if result.fits else "What would make it fit (each was simulated)"
         parts += _titled(title, _advice_table(result))
+    while parts and isinstance(parts[0], Text) and not parts[0].plain:
+        del parts[0]
     colour = "bold green" if result.fits and not result.mismatches else "bold red"
     return Group(*parts, Text(), Text(verdict(result), style=colour))
 
 
 def _facts(result: RunResult, members: dict[int, list[int]]) -> Iterator[RenderableType]:
+    has_facts = result.framework == "mindspore"
     for rank in _in_full(result):
-        if result.world_size > 1:
+        if result.world_size > 1 and (has_facts or len(members) == 1):  # of several, a table follows
             yield _plain(_rank_line(rank, result, len(members[rank.rank]) - 1))
-        for line in five_facts(rank, result.device):
+        for line in five_facts(rank, result.device) if has_facts else ():
             yield _plain(line)
 
 
@@ -179,7 +182,7 @@ def _peak_line(rank: RankResult) -> Text:
         return Text()
     at = rank.peak_at
     parts = [f"step {at.step}", at.phase, at.module, at.op]
-    text = Text(f"\nPeak of rank {rank.rank}: {format_bytes(rank.peak_bytes)} live, ")
+    text = Text(f"Peak of rank {rank.rank}: {format_bytes(rank.peak_bytes)} live, ")
     text.append(f"{format_bytes(rank.peak_with_fragments_bytes)} with fragments, at ")
     text.append(", ".join(part for part in parts if part))
     if rank.out_of_memory is not None:

@@ -128,6 +128,6 @@ function warningsBuilds(page) {
   const rows = [...sums].sort((a, b) => b[1] - a[1]).slice(0, 12);
   return [h("h3", null, `Longest to build${page.data.run.world_size > 1 ? ` on rank ${page.rank}` : ""}`), table([
     { title: "module, with all inside it", cell: ([module]) => h("code", null, module || "(the model)") },
-    { title: "time", number: true, cell: ([, time]) => seconds(time / 1e6) },
+    { title: "CPU time", number: true, cell: ([, time]) => seconds(time / 1e6) },
   ], rows, { id: "warnings-builds" })];
 }

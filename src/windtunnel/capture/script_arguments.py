@@ -1,0 +1,59 @@
+"""The arguments of a script, as a list that knows whether anybody looked at them.
+
+    [script, *arguments] ──> sys.argv ──> was_read
+
+An option meant for windtunnel that stands after the script is the script's; one that reads no arguments would swallow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, SupportsIndex
+
+__all__ = ["ScriptArguments"]
+
+
+class ScriptArguments(list):
+    """sys.argv. The name of the script is not an argument: many libraries look at that."""
+
+    was_read = False
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if index != 0:
+            self.was_read = True
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.was_read = True
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.was_read = True
+        return super().__len__()
+
+    def __contains__(self, item: object) -> bool:
+        self.was_read = True
+        return super().__contains__(item)
+
+    def __add__(self, other: Any) -> Any:
+        self.was_read = True
+        return super().__add__(other)
+
+    def __repr__(self) -> str:
+        self.was_read = True
+        return super().__repr__()
+
+    def copy(self) -> list[Any]:
+        self.was_read = True
+        return super().copy()
+
+    def index(self, *args: Any) -> int:
+        self.was_read = True
+        return super().index(*args)
+
+    def pop(self, index: SupportsIndex = -1) -> Any:
+        self.was_read = True
+        return super().pop(index)
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)  # a process that is handed them need not know of us

@@ -1,0 +1,25 @@
+"""The console that a verb writes its result to.
+
+    stream, COLUMNS ──> Console: as wide as the terminal; as wide as it takes where there is none
+
+A file or a pipe has no width: a sentence stays on one line there, for grep, and a table is as wide as its cells.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+__all__ = ["open_console"]
+
+_NO_LIMIT = 10_000  # columns
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console for stdout, or for stderr."""
+    stream = sys.stderr if stderr else sys.stdout
+    is_given = os.environ.get("COLUMNS", "").isdecimal()
+    width = None if is_given or stream.isatty() else _NO_LIMIT
+    return Console(stderr=stderr, highlight=False, width=width)

@@ -1,0 +1,102 @@
+"""Ctrl-C at any moment is one line and exit code 130: while modules are imported, and while processes are started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands.cli import COMMAND, PATIENCE_S, environment
+
+# Loaded by Python before anything of ours: interrupts the process when it is about to import a module. What that
+# process starts does not find the variable any more.
+_SITE = """
+import os, signal, sys
+where = os.environ.pop("INTERRUPT_AT", None)
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == where:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting)
+"""
+_VERBS = {
+    "run": ["run", "train.py"],
+    "remat": ["remat", "train.py"],
+    "replay": ["replay", "snapshot.pickle"],
+    "compare": ["compare", "a", "b"],
+    "view": ["view", "out"],
+    "devices": ["devices"],
+}
+
+
+def _run(command, folder, **variables):
+    (folder / "train.py").write_text("print('ran')\n")
+    done = subprocess.run(
+        command, cwd=folder, env=environment(**variables), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("module", ["windtunnel.commands.command_line", "windtunnel.commands.{verb}"])
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, verb, module):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_SITE)
+    path = ":".join([str(site), *sys.path[1:]])
+    variables = {"INTERRUPT_AT": module.format(verb=verb), "PYTHONPATH": path}
+    assert _run([*COMMAND, *_VERBS[verb]], tmp_path, **variables) == (130, "", "windtunnel: interrupted\n")
+
+
+def test_an_interrupt_in_a_package_that_swallows_exceptions_is_heard(tmp_path):
+    """Packages are imported with the handler of the program in place, which raises nothing."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        _SITE.replace("class Interrupting", "where = 'rich.text'\nclass Interrupting")
+    )
+    (site / "rich").mkdir()
+    (site / "rich" / "__init__.py").write_text(
+        "try:\n    import rich.text\nexcept BaseException:\n    pass\n"
+    )
+    path = ":".join([str(site), *sys.path[1:]])
+    assert _run([*COMMAND, "devices"], tmp_path, PYTHONPATH=path) == (130, "", "windtunnel: interrupted\n")
+
+
+def test_an_interrupt_while_a_process_is_started_leaves_one_line_and_no_run(tmp_path):
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "start = subprocess.Popen.__init__\n"
+        "def interrupted(self, *args, **more):\n"
+        "    start(self, *args, **more)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "subprocess.Popen.__init__ = interrupted\n"
+        "from windtunnel.commands.main import main\n"
+        "sys.exit(main())\n"
+    )
+    found = _run([sys.executable, "-c", program, "run", "train.py"], tmp_path)
+    assert found == (130, "", "windtunnel: interrupted\n")
+    assert list((tmp_path / "windtunnel-out").iterdir()) == []
+
+
+def test_an_interrupt_that_falls_into_a_destructor_is_heard(tmp_path):
+    program = (
+        "import os, signal, sys, time\n"
+        "from windtunnel.commands import devices\n"
+        "class Thing:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "def run(args):\n"
+        "    Thing()\n"
+        "    signal.pause()\n"
+        "devices.run = run\n"
+        "from windtunnel.commands.main import main\n"
+        "sys.exit(main())\n"
+    )
+    found = _run([sys.executable, "-c", program, "devices"], tmp_path)
+    assert found == (130, "", "windtunnel: interrupted\n")
