@@ -109,6 +109,7 @@ time: $(VENV)/.dev $(VENV)/.megatron  ## level 3: against real steps here, again
 
 dtr: $(VENV)/.dev  ## rematerialisation: against checkpointing, predicted against measured, policies, the authors' logs
 	@$(BIN)/python -m benchmarks.dtr_training
+	@$(BIN)/python -m benchmarks.dtr_floor
 	@$(BIN)/python -m benchmarks.dtr_prediction
 	@$(BIN)/python -m benchmarks.dtr_policies
 	@$(BIN)/python -m benchmarks.dtr_logs

@@ -5,6 +5,7 @@ from benchmarks import (
     allocator_speed,
     cpu_exactness,
     dtr_curve,
+    dtr_floor,
     dtr_logs,
     dtr_policies,
     dtr_prediction,
@@ -24,6 +25,7 @@ cpu_exactness.main()
 gloo_truth.main()
 local_time.main([])
 dtr_training.main()
+dtr_floor.main()
 dtr_prediction.main()
 dtr_policies.main()
 dtr_logs.main()

@@ -66,7 +66,8 @@ NEEDED: dict[str, str] = {
     "remat": """
         _C._AutoDispatchBelowAutograd _C._DisableAutocast _C._DisableTorchDispatch
         _C._autograd._pop_saved_tensors_default_hooks _C._autograd._push_saved_tensors_default_hooks
-        _C._autograd._top_saved_tensors_default_hooks _C._set_grad_enabled _C._storage_Use_Count
+        _C._autograd._saved_tensors_hooks_is_enabled _C._autograd._top_saved_tensors_default_hooks
+        _C._current_graph_task_id _C._set_grad_enabled _C._storage_Use_Count
         _ops.OpOverload autograd.Variable._execution_engine
         distributed._composable_state._module_state_mapping utils._python_dispatch.TorchDispatchMode
         utils._python_dispatch._get_current_dispatch_mode utils._python_dispatch._pop_mode

@@ -1,4 +1,4 @@
-"""One program, dry once and for real under two thresholds; run as a program of its own.
+"""One program, dry once and for real under three thresholds; run as a program of its own.
 
     python -m tests.remat.predicted_programs NAME ──> JSON: at each threshold, what was predicted and what was done
 
@@ -114,8 +114,12 @@ def compare(make) -> list[dict[str, Any]]:
     costs = ProgramCosts(program, CPU, CostTable(table))
     floor, peak = floor_bytes(program, costs, Settings(minimum_size=MINIMUM), is_cuda=False)
     found = []
-    for share in (0.7, 0.2):
-        threshold = int(floor + share * (peak - floor))
+    for share in (
+        0.7,
+        0.2,
+        -0.5,
+    ):  # of the way from what cannot be evicted to the peak; the last cannot be held
+        threshold = max(int(floor + share * (peak - floor)), 1)
         predicted = simulate(
             program, costs, Settings(threshold=threshold, minimum_size=MINIMUM), is_cuda=False
         )

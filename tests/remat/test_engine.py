@@ -260,6 +260,26 @@ def test_all_results_of_an_operator_come_back_at_once():
     assert set(world.engine.candidates()) == {a, b, c}
 
 
+def test_once_the_guard_has_tripped_what_nobody_saved_is_kept_only_in_place_of_what_is_absent():
+    world = World(threshold=10_000)
+    values = [world.run("op", 100)]
+    for i in range(1, 13):  # every third is saved
+        values.append(world.run("op", 100, parents=values[-1:], is_saved=i % 3 == 0))
+    for value in values[1:]:
+        if value.saves:
+            world.engine._evict(value)
+        else:
+            world.host.drop(value)
+    assert world.engine.absent_bytes == 400  # 3, 6, 9 and 12
+    world.settings.threshold = 1
+    world.engine.guard.n_computed = 1000
+    world.engine.fetch(values[12])
+    assert world.host.computed == values[1:]
+    assert world.engine.absent_bytes == 0
+    assert world.host.resident == {values[0], values[3], values[6], values[9], values[12]}
+    assert world.host.peak == 1300  # of the forward, where nothing had been dropped yet
+
+
 def test_a_long_chain_needs_no_recursion():
     world = World(threshold=1 << 30)
     values = _chain(world, 3 * sys.getrecursionlimit())
@@ -304,6 +324,34 @@ def programs(draw):
         parents = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         operators.append((draw(st.integers(1, 50)), draw(st.floats(0.1, 10)), sorted(parents)))
     return operators, draw(st.floats(0.05, 1.2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs(), st.sampled_from([*POLICIES, BY_ADDRESS]), st.data())
+def test_backward_never_finds_more_in_memory_than_plain_training_would(program, policy, data):
+    """Some values are saved, the others die in forward; each time one has been fetched, the books are compared."""
+    operators, share = program
+    total = sum(n_bytes for n_bytes, _, _ in operators)
+    world = World(threshold=max(int(share * total), 1), policy=policy)
+    for _ in range(2):
+        values, saved = [], []
+        for i, (n_bytes, cost, parents) in enumerate(operators):
+            is_saved = data.draw(st.booleans())
+            values.append(world.run(f"op{i}", n_bytes, cost, [values[p] for p in parents], is_saved=is_saved))
+            values[-1].address = 64 * i
+            saved += [values[-1]] if is_saved else []
+        for value in values:
+            if not value.saves:
+                world.host.drop(value)
+        plain = sum(value.n_bytes for value in saved)
+        for value in reversed(saved):
+            world.engine.fetch(value)
+            assert world.host.live_bytes() <= max(plain, world.engine.limit)
+            world.engine.unsave(value)
+            plain -= value.n_bytes
+        assert world.engine.absent_bytes == 0
+        world.engine.end_round()
+        world.host.resident.clear()
 
 
 @settings(max_examples=150, deadline=None)

@@ -25,4 +25,6 @@ def test_a_dry_run_predicts_every_eviction(name):
         assert live["rematerialisations"] == predicted["rematerialisations"] > 0
         assert live["evictions_by_step"] == predicted["evictions_by_step"]
         assert live["longest_chain"] == predicted["longest_chain"]
+        assert live["guarded_rounds"] == predicted["guarded_rounds"]
+        assert live["least_reached_bytes"] == predicted["least_reached_bytes"]
         assert live["peak_live_bytes"] == pytest.approx(predicted["peak_live_bytes"], rel=0.001)

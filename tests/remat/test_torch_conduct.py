@@ -1,4 +1,4 @@
-"""Hard cases of the live runtime: data, evaluation, failures, threads, on and off, what is never run again."""
+"""Hard cases of the live runtime: data, evaluation, failures, on and off, what is never run again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import gc
 import io
 import os
-import threading
 
 import pytest
 import torch
@@ -158,38 +157,7 @@ def test_other_modes_on_top():
     check(program)
 
 
-# -- threads, processes, on and off -------------------------------------------------------------------------------
-
-
-def test_backward_in_another_thread():
-    def program():
-        model = tanh_layers()
-        loss = model(rows_of()).square().mean()
-        thread = threading.Thread(target=loss.backward)
-        thread.start()
-        thread.join()
-        return [loss, *(p.grad for p in model.parameters())]
-
-    check(program)
-
-
-def test_training_in_two_threads_at_once():
-    def program():
-        models = [tanh_layers(), tanh_layers()]
-
-        def train(model):
-            for step in range(3):
-                model(rows_of(step)).square().mean().backward()
-
-        threads = [threading.Thread(target=train, args=(model,)) for model in models]
-        for thread in threads:
-            thread.start()
-        train(tanh_layers())
-        for thread in threads:
-            thread.join()
-        return [p.grad for model in models for p in model.parameters()]
-
-    check(program, evicts=False)
+# -- processes, on and off ----------------------------------------------------------------------------------------
 
 
 def test_a_forked_process_trains_plainly():

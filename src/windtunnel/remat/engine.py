@@ -38,6 +38,9 @@ _UNASKED_SHARE = (
     0.85  # of the device, without a threshold: what backward allocates itself cannot wait for an eviction
 )
 _SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates unseen, more may not fit
+_KERNEL_SHARE = (
+    2  # of the largest operator's results: what a kernel may allocate besides, as oneDNN's convolutions do
+)
 BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
 
 
@@ -82,6 +85,12 @@ class Engine:
         self.statistics = Statistics()
         self.is_in_backward = False
         self.is_evicting = True  # False: nothing more is dropped, what is gone is still computed again
+        self.needed_bytes = (
+            0  # above 0: the most that could not be evicted, of those times it was over the limit
+        )
+        self.absent_bytes = (
+            0  # of values that autograd saved and that are evicted: plain training would hold them
+        )
         self._threshold = settings.threshold
         self._sizes: dict[Hashable, int] = {}  # operator and shapes -> bytes it allocates
         self._largest_size = 0
@@ -93,19 +102,31 @@ class Engine:
     @property
     def limit(self) -> int:
         threshold = self.settings.threshold
-        if threshold != self._threshold:  # what the guard learnt was about another one
+        if threshold != self._threshold:  # what was learnt was about another one
             self._threshold = threshold
-            self.guard.floor = 0
+            self.guard.floor = self.needed_bytes = 0
         return max(threshold or int(self.host.capacity() * _UNASKED_SHARE), self.guard.floor)
+
+    @property
+    def reachable_bytes(self) -> int:
+        """A limit that can be held, as far as is known; 0 if this one is held.
+
+        It is one operator's results above what was needed: under another limit other values wait for each other.
+        """
+        return self.needed_bytes + self._largest_size if self.needed_bytes else 0
 
     def is_near(self) -> bool:
         """Could one more operator go over the limit? While this is False nothing needs to be looked up."""
         return self.host.live_bytes() + self._largest_size > self.limit
 
     def before(self, key: Hashable) -> None:
-        """An operator is about to run."""
+        """An operator of a forward is about to run."""
         if self.is_in_backward:
             self.end_round()
+        self.make_room_for(key)
+
+    def make_room_for(self, key: Hashable) -> None:
+        """Make room for what the operator allocates, if that is known."""
         n_bytes = self._sizes.get(key)
         if n_bytes is not None:
             self.make_room(n_bytes)
@@ -135,6 +156,7 @@ class Engine:
     def unsave(self, value: Value) -> None:
         value.saves -= 1
         if value.saves == 0:
+            self._come_back(value)
             self._remove(value)
             self.host.drop(value)
 
@@ -148,6 +170,7 @@ class Engine:
                 self.make_room(0)
             else:
                 self._compute_with_parents(value)
+                self._hold_no_more_than_plain(0)
         finally:
             value.pins -= 1
         value.last_used = self.clock
@@ -158,7 +181,7 @@ class Engine:
         self._see_peak()
         live = self.host.live_bytes()
         if self.is_evicting and live > self.limit and not self.candidates():
-            self.statistics.least_reached_bytes = max(self.statistics.least_reached_bytes, live)
+            self._see_unreached(live)
 
     def end_round(self) -> None:
         """Backward is over and a forward begins: what the guard learnt holds from here on."""
@@ -174,17 +197,20 @@ class Engine:
         if short_by <= 0 or not self.is_evicting:
             return True
         if self.guard.is_tripped:  # the threshold is given up for this round; the end of the device is not
+            self._hold_no_more_than_plain(n_bytes)
+            evictable = sum(value.n_bytes for value in self.candidates())
+            needed = self.host.live_bytes() + n_bytes
+            if needed - evictable > limit:
+                self._see_unreached(needed - evictable)
             limit = max(limit, int(self.host.capacity() * _SAFE_SHARE))
-            short_by = self.host.live_bytes() + n_bytes - limit
+            short_by = needed - limit
         start = perf_counter()
         while short_by > 0:
             victims = self._choose(short_by)
             for value in victims:
                 self._evict(value)
             if not victims:
-                self.statistics.least_reached_bytes = max(
-                    self.statistics.least_reached_bytes, limit + short_by
-                )
+                self._see_unreached(limit + short_by)
                 break
             short_by = self.host.live_bytes() + n_bytes - limit
         self.statistics.eviction_seconds += perf_counter() - start
@@ -202,6 +228,25 @@ class Engine:
                 self._evict(value)
         return freed > 0
 
+    def _hold_no_more_than_plain(self, n_bytes: int) -> None:
+        """Over the limit, keep what plain training would not hold only in place of what it would and we do not.
+
+        Values computed again on the way to another, which nobody saved, are such: plain training let go of them in
+        forward. As long as they are no more than the saved ones that are absent, its peak is not exceeded.
+        """
+        if not self.is_evicting or self.host.live_bytes() + n_bytes <= self.limit:
+            return
+        spare = [value for value in self._living() if not value.saves]
+        needed = n_bytes + int(_KERNEL_SHARE * self._largest_size)
+        short_by = sum(value.n_bytes for value in spare) + needed - self.absent_bytes
+        while short_by > 0:
+            victims = self._choose_among([value for value in spare if value.is_resident], short_by)
+            if not victims:
+                return
+            for value in victims:
+                self._evict(value)
+                short_by -= value.n_bytes
+
     def candidates(self) -> list[Value]:
         """The values that may be forgotten now, in no order."""
         return [value for value in self._living() if not value.pins and not self.host.is_held(value)]
@@ -211,17 +256,29 @@ class Engine:
         self.host.drop(value)
         self.statistics.evictions += 1
         self.statistics.evicted_bytes += value.n_bytes
+        if value.saves and not value.is_resident and not value.is_absent:
+            value.is_absent = True
+            self.absent_bytes += value.n_bytes
+
+    def _come_back(self, value: Value) -> None:
+        """The value is here again, or plain training would no longer hold it either."""
+        if value.is_absent:
+            value.is_absent = False
+            self.absent_bytes -= value.n_bytes
 
     def _choose(self, short_by: int) -> list[Value]:
         values = self._living()
-        if self.settings.is_sampling and len(values) > 1:
-            values = self._random.sample(values, max(int(len(values) ** 0.5), 1))
+        if not self.settings.is_sampling or len(values) < 2:
+            return self._choose_among(values, short_by)
+        sample = self._random.sample(values, max(int(len(values) ** 0.5), 1))
+        # If the sample is all in use, look at everything once.
+        return self._choose_among(sample, short_by) or self._choose_among(values, short_by)
+
+    def _choose_among(self, values: list[Value], short_by: int) -> list[Value]:
         if self.settings.policy == BY_ADDRESS:
             free = [value for value in values if not value.pins and not self.host.is_held(value)]
             return cheapest_run(free, short_by, self.clock)
         found = self._best(values, policy_named(self.settings.policy))
-        if found is None and self.settings.is_sampling:  # the sample was all in use: look at everything once
-            found = self._best(self._living(), policy_named(self.settings.policy))
         return [] if found is None else [found]
 
     def _best(self, values: list[Value], policy: Policy) -> Value | None:
@@ -272,6 +329,7 @@ class Engine:
         self.statistics.recompute_cost += value.cost
         for each in made:
             each.restore()
+            self._come_back(each)
             each.last_used = self.clock
             if each.position < 0:
                 self._add(each)
@@ -305,6 +363,11 @@ class Engine:
             for position, value in enumerate(living):
                 value.position = position
         return [value for value in living if value.is_resident]
+
+    def _see_unreached(self, n_bytes: int) -> None:
+        """With all evicted that can be, this is in use."""
+        self.needed_bytes = max(self.needed_bytes, n_bytes)
+        self.statistics.least_reached_bytes = max(self.statistics.least_reached_bytes, n_bytes)
 
     def _see_peak(self) -> None:
         live = self.host.live_bytes()

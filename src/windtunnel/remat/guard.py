@@ -1,13 +1,15 @@
 """Stop working for a threshold that cannot be held.
 
-    values computed again in one round > 2 x operators of its forward ──> no eviction until the round ends,
+    values computed again in one round > 2 x operators of its forward ──> until the round ends, only what plain
+                                                                         training would not hold is evicted,
                                                                          unless the device is full
                                                                      ──> a higher limit from the next round on
 
 A budget below what the model needs makes every drop come back at once, and the work grows without the peak
-falling. One round may compute again twice as many values as its forward had operators; what is still missing then is
-computed once more at most, because nothing is dropped any longer. With backward, which has two operators for one of
-forward, a step so does less than three times its operators.
+falling. One round may compute again twice as many values as its forward had operators. What autograd saved and is
+still missing then is computed once more at most, because it is not dropped any longer; what lies between such values,
+and plain training let go of in forward, is kept only in place of saved values that are missing. So the peak of such a
+round is not above plain training's.
 """
 
 from __future__ import annotations
@@ -33,10 +35,14 @@ class Guard:
     def is_tripped(self) -> bool:
         return self.n_computed > _MOST_COMPUTED * max(self.n_operators, 1)
 
+    def raised(self, limit: int) -> int:
+        """The limit to use after a round like this one that had to be stopped."""
+        return limit + int(max(self.peak_bytes - limit, 0) * _RAISE)
+
     def end_round(self, limit: int, statistics: Statistics) -> None:
         """Learn from the round that ends and begin another."""
         if self.is_tripped:
-            self.floor = limit + int(max(self.peak_bytes - limit, 0) * _RAISE)
+            self.floor = self.raised(limit)
             statistics.guarded_rounds += 1
             statistics.raised_limit_bytes = self.floor
         self.n_operators = self.n_computed = self.peak_bytes = 0

@@ -65,14 +65,21 @@ class Recorder(TorchDispatchMode):
         if conduct == Conduct.VIEW or not self.runtime.is_recording:
             return func(*args, **kwargs)
         if conduct == Conduct.WRITES:
-            return self._write(func, traits, args, kwargs)
+            if not traits.is_local:  # another thread may have to join it first: it must not wait for our lock
+                return self._write(func, traits, args, kwargs)
+            with self.runtime.lock:  # nothing may be computed again from what is half written
+                return self._write(func, traits, args, kwargs)
         if traits.statistics and _is_training(args):
             self._before_hidden_writes(traits, args)
-        if not torch.is_grad_enabled() or self.runtime.is_on_side_stream():
-            return func(*args, **kwargs)
-        if conduct == Conduct.PLAIN:
+        is_left_alone = not torch.is_grad_enabled() or self.runtime.is_on_side_stream()
+        if conduct == Conduct.PLAIN and not is_left_alone:
             return self._run(func, traits, args, kwargs)
+        if traits.is_seeded:
+            with self.runtime.lock:  # see _run
+                return func(*args, **kwargs)
         out = func(*args, **kwargs)
+        if is_left_alone:
+            return out
         if conduct == Conduct.BLANK and self._is_ours(out):
             out.untyped_storage()._windtunnel = Blank(out)
         return out
@@ -85,10 +92,18 @@ class Recorder(TorchDispatchMode):
         if engine.is_in_backward or engine.is_near():
             key = self._key(traits.name, args)
             with runtime.lock:
-                engine.before(key)
-        state = generator_state(runtime.device) if traits.is_seeded else None
+                runtime.before(key)
+        state = None
         start = perf_counter()
-        out = runtime.with_retry(func, args, kwargs)
+        if traits.is_seeded:
+            with (
+                runtime.lock
+            ):  # the generator is everyone's: no other thread may draw, or set it back, in between
+                state = generator_state(runtime.device)
+                start = perf_counter()
+                out = runtime.with_retry(func, args, kwargs)
+        else:
+            out = runtime.with_retry(func, args, kwargs)
         seconds = perf_counter() - start
         outputs = (out,) if isinstance(out, torch.Tensor) else out
         minimum = max(runtime.settings.minimum_size, 1)

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from time import perf_counter
 from typing import Any
 from weakref import WeakSet, ref
@@ -56,12 +56,15 @@ class Runtime:
         self._vanishing = VanishingWeights()
         self._saved = SavedTensors(self)
         self._interception = Interception(self._recorder, self._saved.pack, self._saved.unpack)
+        self._interception.is_recording = lambda: self.is_recording
         self._interception.after_backward = self.end_round
         self._interception.who_holds = self._who_holds
-        self._made: list[ref[LiveValue]] = []  # since the last backward
+        self._made: list[tuple[ref[LiveValue], int]] = []  # since the last backward, and in which thread
+        self._made_elsewhere: list[ref[LiveValue]] = []  # before it, in threads that may be amid a forward
         self._most_made = _MADE
-        self._home_stream = None if device.type == "cpu" else torch.accelerator.current_stream()
-        self._told: set[str] = set()
+        self._home_stream: Any = None
+        self._n_unseen = 0  # backwards since `start`, as long as nothing has been saved
+        self._told: set[tuple[str, int | None]] = set()  # which warning, at which threshold
 
     # -- the engine's host ----------------------------------------------------------------------------------
 
@@ -201,6 +204,10 @@ class Runtime:
         return self._interception.is_on
 
     def start(self) -> None:
+        if not self.is_on:
+            self._home_stream = None if self.device.type == "cpu" else torch.accelerator.current_stream()
+            self._saved.has_packed = False
+            self._n_unseen = 0
         self._interception.start()
         self.is_recording = self.engine.is_evicting = True
 
@@ -210,39 +217,66 @@ class Runtime:
         self._interception.stop()
 
     def made(self, values: list[LiveValue]) -> None:
-        self._made += map(ref, values)
+        thread = threading.get_ident()
+        self._made += [(ref(value), thread) for value in values]
         if len(self._made) > self._most_made:  # a program that never calls backward
-            self._made = [reference for reference in self._made if reference() is not None]
+            self._made = [each for each in self._made if each[0]() is not None]
             self._most_made = max(_MADE, 2 * len(self._made))
 
     def end_round(self) -> None:
         """A backward has ended: let go of recipes, and if memory never came near the limit, rest until it does."""
         with self.lock:
             self._saved.let_go_released()
-            for reference in self._made:
+            for reference in self._ended():
                 value = reference()
                 storage = value.weak() if value is not None and not value.saves else None
                 if storage is not None and value_of(storage) is value:
                     # The program keeps the tensor, a metric say; what it was computed from need not be kept for that.
                     del storage._windtunnel
-            self._made.clear()
             self.engine.end_backward()
-            self.tell_if_unreachable()
+            self._tell_what_failed()
             self.meter.quiet_below = int(self.engine.limit * _QUIET)
         is_far_below = self.engine.guard.peak_bytes < self.engine.limit * _FAR_BELOW
         if self._interception.is_on and self.is_recording and is_far_below and not self.engine.candidates():
             self.is_recording = False
             self._interception.rest()
 
+    def _ended(self) -> list[ref[LiveValue]]:
+        """What was made by forwards that are over: this thread's, those of threads that are gone, and of the others
+        what is older than one backward."""
+        here, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
+        ended, going_on = self._made_elsewhere, []
+        for reference, thread in self._made:
+            (ended if thread == here or thread not in alive else going_on).append(reference)
+        self._made, self._made_elsewhere = [], going_on
+        return ended
+
+    def before(self, key: Hashable) -> None:
+        """A recorded operator is about to run: make room, and if all backwards are over, a round has ended."""
+        if self._interception.n_backwards:
+            self.engine.make_room_for(key)  # another thread's is running
+        else:
+            self.engine.before(key)
+
+    def attend(self) -> None:
+        """Something is saved in this thread, which may be another than `start` was called in."""
+        self._interception.attend()
+
     def wake_if_near(self) -> None:
         """Something is saved while we rest: is it time to record again?"""
         if self._interception.is_on and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW:
             self.is_recording = True
-            self._interception.resume()
 
     def is_on_side_stream(self) -> bool:
-        """True on another stream than training began on: what is made there is left alone."""
-        return self._home_stream is not None and torch.accelerator.current_stream() != self._home_stream
+        """True on another stream than `start` was called on: what is made there is left alone."""
+        if self._home_stream is None or torch.accelerator.current_stream() == self._home_stream:
+            return False
+        self._tell(
+            "stream",
+            "forward runs on another stream than dtr.enable() did: what it makes there is not evicted, because only"
+            " one stream is managed; call dtr.disable(), then dtr.enable() on the stream you train on",
+        )
+        return True
 
     # -- when memory runs out -------------------------------------------------------------------------------
 
@@ -272,24 +306,39 @@ class Runtime:
             " the rest are weights, gradients, optimizer state and the operands of the current operator."
         )
 
-    def tell_if_unreachable(self) -> None:
-        found = self.engine.statistics
-        if found.least_reached_bytes and "floor" not in self._told:
-            self._told.add("floor")
-            warnings.warn(
-                f"windtunnel.dtr: the threshold of {format_bytes(self.settings.threshold or 0)} is below what cannot be"
-                f" evicted: {format_bytes(found.least_reached_bytes)} were needed; training goes on with what can be"
-                " evicted evicted",
-                stacklevel=2,
+    def _tell_what_failed(self) -> None:
+        """After a backward: a threshold that was not held, once for each; or that there was nothing to work on."""
+        needed, reachable = self.engine.needed_bytes, self.engine.reachable_bytes
+        asked = f"the threshold of {format_bytes(self.settings.threshold or 0)}"
+        if needed:
+            self._tell(
+                "floor",
+                f"{asked} is below what cannot be evicted: {format_bytes(needed)} were needed at once. Training goes on"
+                " with all evicted that can be, which costs time and gains nothing; set dtr.eviction_threshold to"
+                f" {reachable} or more",
             )
-        if found.guarded_rounds and "guard" not in self._told:
-            self._told.add("guard")
-            warnings.warn(
-                f"windtunnel.dtr: the threshold of {format_bytes(self.settings.threshold or 0)} made one step compute"
-                " more than twice as many values again as it has operators;"
-                f" {format_bytes(found.raised_limit_bytes)} is used from now on",
-                stacklevel=2,
+        if self.engine.guard.is_tripped:
+            raised = self.engine.guard.raised(self.engine.limit)
+            self._tell(
+                "guard",
+                f"{asked} made one step compute more than twice as many values again as it has operators;"
+                f" {format_bytes(raised)} is used from the next step on, and more if that is not enough; set"
+                f" dtr.eviction_threshold to {max(raised, reachable)} or more",
             )
+        self._n_unseen = 0 if self._saved.has_packed else self._n_unseen + 1
+        # The first backward may be that of a forward from before.
+        if self._n_unseen > 1 and self.is_on and self.meter.live_bytes() > self.engine.limit:
+            self._tell(
+                "unseen",
+                f"{format_bytes(self.meter.live_bytes())} are in use, more than {asked}, but nothing that autograd"
+                " saved has been seen since dtr.enable(). If the forward runs in a thread that began before, call"
+                " dtr.enable() in that thread; inside torch.func and other saved-tensor hooks nothing is evicted",
+            )
+
+    def _tell(self, what: str, sentence: str) -> None:
+        if (what, self.settings.threshold) not in self._told:
+            self._told.add((what, self.settings.threshold))
+            warnings.warn(f"windtunnel.dtr: {sentence}", stacklevel=2)
 
 
 def _asked_bytes(error: BaseException) -> int:

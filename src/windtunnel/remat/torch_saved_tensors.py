@@ -56,6 +56,7 @@ class SavedTensors:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._released: deque[tuple[LiveValue, int]] = deque()
+        self.has_packed = False  # autograd has saved something, since that was last set
 
     def pack(self, tensor: torch.Tensor) -> Any:
         is_custom = torch_custom_saves.is_custom(tensor)
@@ -64,9 +65,12 @@ class SavedTensors:
             # ever. And what needs no gradient comes as the program's own tensor: dropping that frees nothing. Detached
             # it is ours alone, and the version counter is shared.
             tensor = tensor.detach()
+        self.has_packed = True
         if not self._runtime.is_recording:
             self._runtime.wake_if_near()
+            self._runtime.attend()
             return Kept(tensor)
+        self._runtime.attend()
         if (
             type(tensor) is not torch.Tensor
             or tensor.device != self._runtime.device
@@ -109,7 +113,6 @@ class SavedTensors:
             if tensor is None:
                 tensor = rebuild(value.here(), packed, self._runtime.device)
             self.let_go_released()
-            self._runtime.tell_if_unreachable()
         return tensor
 
     def let_go(self, handle: Handle) -> None:

@@ -42,6 +42,7 @@ class Traits:
     written: tuple[int, ...]  # positions of arguments written to; -1: keyword only (out=)
     fills: bool  # a write that does not read what was there
     statistics: tuple[int, ...]  # positions of running statistics it writes without saying so
+    is_local: bool  # torch's own: it computes and waits for nobody, as a collective does
 
 
 def traits_of(operator: Any, is_cuda: bool) -> Traits:
@@ -73,5 +74,5 @@ def traits_of(operator: Any, is_cuda: bool) -> Traits:
         conduct = Conduct.PLAIN if can_replay else Conduct.OTHER
     return Traits(
         name, conduct, torch.Tag.nondeterministic_seeded in tags, can_replay, written, base in FILLS,
-        tuple(HIDDEN_WRITES.get(base, ())),
+        tuple(HIDDEN_WRITES.get(base, ())), name.startswith(("aten.", "prims.")),
     )  # fmt: skip

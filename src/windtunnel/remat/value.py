@@ -63,6 +63,7 @@ class Value:
         "_is_counted",
         "address",
         "cost",
+        "is_absent",
         "is_resident",
         "last_used",
         "n_bytes",
@@ -81,6 +82,7 @@ class Value:
         self.parents = tuple(parents)
         self.last_used = last_used  # on the driver's clock
         self.is_resident = True
+        self.is_absent = False  # evicted though autograd has saved it
         self.saves = 0  # how many handles autograd (or the program) holds on it
         self.pins = 0  # above zero while an operator that reads it is being prepared
         self.address = 0  # where it lies, for policies that care; 0 = unknown
