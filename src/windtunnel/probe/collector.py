@@ -15,6 +15,7 @@ from typing import Any
 
 from windtunnel.probe.call_stack import CallStacks
 from windtunnel.probe.config import ProbeConfig
+from windtunnel.probe.entry_name import of_pass
 from windtunnel.probe.error_log import ErrorLog
 from windtunnel.probe.notice import tell
 from windtunnel.probe.selection import Selection
@@ -52,6 +53,7 @@ class StepOutput:
         self.store = TensorStore(self.folder.path / "dump_tensor_data", config.file_format)
         self.errors = ErrorLog(self.folder.path)
         self.counts: dict[str, int] = {}
+        self._passes: dict[str, int] = {}  # entry of a backward -> how often it ran
         self.lock = threading.Lock()
         self.is_open = True
 
@@ -61,6 +63,12 @@ class StepOutput:
             count = self.counts.get(key, 0)
             self.counts[key] = count + 1
         return count
+
+    def next_pass(self, entry: str) -> str:
+        """The name for one more backward of a call: that of its entry, then "….pass2.…" and so on."""
+        with self.lock:
+            nth = self._passes[entry] = self._passes.get(entry, 0) + 1
+        return of_pass(entry, nth)
 
     def rename(self, path: Path) -> None:
         """The rank became known after the folder was made."""

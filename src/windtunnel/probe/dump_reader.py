@@ -9,6 +9,7 @@ Reads what msProbe writes and what we write. A name of a tensor file in a dump i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from windtunnel.probe.json_stream import EntryStream, read_object
 __all__ = ["DumpData", "read_part"]
 
 _TENSOR_FOLDER = "dump_tensor_data"
+_PASS = re.compile(r"\.pass\d+(?=\.backward(?:\.\d+)?$)")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class DumpData:
 
     def stack_of(self, entry: str) -> tuple[str, ...]:
         """The frames of an entry, innermost first; a backward has those of its forward."""
-        forward = entry.replace(".backward.", ".forward.").replace(".parameters_grad.", ".forward.")
+        forward = (
+            _PASS.sub("", entry).replace(".backward.", ".forward.").replace(".parameters_grad.", ".forward.")
+        )
         if forward.endswith(".backward"):
             forward = forward.removesuffix(".backward") + ".forward"
         return self._stacks.get(entry) or self._stacks.get(forward) or ()
