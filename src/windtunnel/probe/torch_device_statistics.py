@@ -19,6 +19,7 @@ import torch
 from windtunnel.probe.checksum import crc32, crc_text, xor_text, xor_words
 from windtunnel.probe.sketch import FOLDS, NUMBERS, ROW, column_weights, row_weights
 from windtunnel.probe.statistics import Statistics
+from windtunnel.probe.torch_transforms import outside
 
 __all__ = ["DeviceQueue"]
 
@@ -65,7 +66,7 @@ class DeviceQueue:
             waiting, self._waiting, self._n_bytes = self._waiting, [], 0
         if not waiting:
             return
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        with outside(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             found = _fetch([chunk for one in waiting for chunk in one.chunks])
             for one in waiting:
                 chunks = [next(found) for _ in one.chunks]
