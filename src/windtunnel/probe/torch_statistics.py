@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from windtunnel.probe.elements import Measured
-from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, memory_statistics
+from windtunnel.probe.statistics import (
+    Statistics,
+    array_statistics,
+    array_xor,
+    in_own_type,
+    memory_statistics,
+)
 from windtunnel.probe.torch_device_statistics import DeviceQueue
 from windtunnel.probe.torch_host_array import host_array
 from windtunnel.probe.torch_memory_cache import MemoryCache
@@ -26,16 +32,16 @@ class TorchMeter:
     """Measures tensors, from any thread.
 
     summary_mode "statistics" gives everything but the checksum, "md5" adds the CRC-32, "xor" gives only the xor of the
-    bytes. Sums are always accurate, so `precision` changes nothing.
+    bytes. Sums are always accurate; with precision "low" their results are rounded to the tensor's own type.
     """
 
-    def __init__(self, summary_mode: str, precision: str = "low") -> None:
+    def __init__(self, summary_mode: str, precision: str = "high") -> None:
         self.summary_mode = summary_mode
-        self.precision = precision
+        self._is_low = precision == "low"
         self._wants_crc = summary_mode == "md5"
         self._is_xor = summary_mode == "xor"
         self._cache = MemoryCache()
-        self._queue = DeviceQueue(summary_mode)
+        self._queue = DeviceQueue(summary_mode, precision)
 
     def measure(self, tensor: torch.Tensor) -> Measured:
         """Measure a tensor as it is now; never raises: a tensor that cannot be measured has statistics of None."""
@@ -84,6 +90,8 @@ class TorchMeter:
         stats = memory_statistics(address, room, code, shape, strides, self._wants_crc)
         if stats is None:
             stats = self._array_statistics(tensor) if is_in_storage(tensor) else Statistics()
+        else:
+            stats = self._rounded(stats, tensor.dtype)
         measured = Measured(stats, next(_SERIALS))
         if place is not None:
             self._cache.remember(place, storage, item_size, measured)
@@ -125,9 +133,11 @@ class TorchMeter:
             with outside(), torch._C._DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach().resolve_conj().resolve_neg()
         if dtype is torch.bfloat16:
-            return array_statistics(host_array(tensor, np.int16), crc=crc, bfloat16=True)
+            return self._rounded(
+                array_statistics(host_array(tensor, np.int16), crc=crc, bfloat16=True), dtype
+            )
         if dtype in _IN_NUMPY:
-            return array_statistics(host_array(tensor, _IN_NUMPY[dtype]), crc=crc)
+            return self._rounded(array_statistics(host_array(tensor, _IN_NUMPY[dtype]), crc=crc), dtype)
         found = Statistics()
         if dtype in _BY_FLOAT:
             with outside(), torch._C._DisableTorchDispatch(), torch.no_grad():
@@ -135,6 +145,9 @@ class TorchMeter:
         if crc:
             found.crc = array_statistics(_words(tensor), crc=True).crc
         return found
+
+    def _rounded(self, found: Statistics, dtype: torch.dtype) -> Statistics:
+        return in_own_type(found, str(dtype)) if self._is_low else found
 
     def _nothing(self, tensor: torch.Tensor) -> Measured:
         """An empty tensor, or one without memory."""
