@@ -32,10 +32,11 @@ from windtunnel.probe.framework_pair import (
 from windtunnel.probe.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.match import Match, match_columns
 from windtunnel.probe.noise import NO_NOISE, KnownNoise
+from windtunnel.probe.optimizer_calls import NO_OTHER_CALLS, same_weights_by_other_calls
 from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, leave_out, pair_numbers
 from windtunnel.probe.shard_merge import SPLIT
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
-from windtunnel.probe.tolerance import Tolerance, judge
+from windtunnel.probe.tolerance import DIFFERENT, Tolerance, judge
 from windtunnel.probe.unwritten import leave_out_unwritten
 
 __all__ = ["OnProgress", "RankComparison", "compare_dumps"]
@@ -66,6 +67,9 @@ class RankComparison:
     lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
     is_noise: np.ndarray  # of the pairs: differs, but is nothing but rounding
     noise: KnownNoise  # for the next step
+    is_excused: (
+        np.ndarray
+    )  # of the places: a call of an optimizer that has other calls and leaves the same weights
     is_strict: bool  # a call that only one side has is a difference of the programs, not of tools or of parallel sizes
     last_place: int  # where the shorter side of a run that was cut off ends
     notes: tuple[str, ...]
@@ -167,6 +171,12 @@ def _compare(
     if is_cross and unlike is not None:
         leave_out(numbers, excused(pairs_only, a, unlike, role, judgement.verdict))
         judgement = judged_by()
+    is_strict = is_same_tool and is_same_level and is_same_area and not is_divided and not is_cross
+    others = same_weights_by_other_calls(match, a, b, words, tolerance) if is_strict else NO_OTHER_CALLS
+    is_excused = np.isin(np.arange(len(match.entry_a)), others.places)
+    if is_excused.any():
+        leave_out(numbers, is_excused[place] & (judgement.verdict == DIFFERENT))
+        judgement = judged_by()
     grads_a, grads_b = a.columns.requires_grad[row_a], b.columns.requires_grad[row_b]
     n_grads = int(((grads_a != grads_b) & (grads_a >= 0) & (grads_b >= 0)).sum())
     cut = a.first.was_killed or b.first.was_killed
@@ -177,11 +187,13 @@ def _compare(
         lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
         is_noise=judgement.is_noise,
         noise=judgement.noise,
-        is_strict=is_same_tool and is_same_level and is_same_area and not is_divided and not is_cross,
+        is_excused=is_excused,
+        is_strict=is_strict,
         last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
         notes=(
             *(pairing_notes(match, a, b, unlike) if unlike is not None else ()),
             *_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0, n_grads),
+            *others.notes,
             *mapping_notes,
         ),
     )  # fmt: skip
