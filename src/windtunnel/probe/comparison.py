@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.errors import UsageError
 from windtunnel.probe.compared_side import Side, elements_of, how_divided, make_side, merge_sides
 from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.dump_reader import DumpData, read_part
@@ -95,6 +96,7 @@ def compare_dumps(
     reading = _Reading(sum(_size(part) for pair in pairs for part in (*pair.a, *pair.b)), on_progress)
     words = Vocabulary()
     noise: dict[tuple[str, int | None], KnownNoise] = {}  # of every rank: what its earlier steps left
+    n_entries, n_common, is_strict = [0, 0], 0, False
     for pair in pairs:
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
@@ -103,7 +105,27 @@ def compare_dumps(
             pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE), mapping
         )
         noise[key] = noise.get(key, NO_NOISE) | found.noise
+        for side, columns in enumerate((found.a.columns, found.b.columns)):
+            n_entries[side] += len(columns.entries)
+        n_common += int(((found.match.entry_a >= 0) & (found.match.entry_b >= 0)).sum())
+        is_strict |= found.is_strict
         yield found
+    _refuse_nothing((path_a, path_b), n_entries, has_common=n_common > 0 or is_strict)
+
+
+def _refuse_nothing(paths: tuple[Path, Path], n_entries: list[int], *, has_common: bool) -> None:
+    empty = [str(path) for path, n in zip(paths, n_entries, strict=True) if not n]
+    if empty:
+        raise UsageError(
+            f"there is nothing to compare: {' and '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no entries",
+            hint="check list, scope, step and rank of the config, and that the program ran between start() and stop()",
+        )
+    if not has_common:
+        raise UsageError(
+            f"there is nothing to compare: none of the {n_entries[0]} entries of {paths[0]} is among the {n_entries[1]} "
+            f"of {paths[1]}",
+            hint="collect both at the same level, or name pairs with --mapping",
+        )
 
 
 class _Reading:
