@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 # A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has. It is imported
 # when it is asked for: together they take longer than most of what one of them does.
-_VERBS = ("run", "remat", "replay", "compare", "view", "devices")
+_VERBS = ("run", "remat", "replay", "compare", "recover", "view", "devices")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ memory is that of one rank however many there are.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,9 +98,12 @@ def compare_dumps(
     words = Vocabulary()
     noise: dict[tuple[str, int | None], KnownNoise] = {}  # of every rank: what its earlier steps left
     n_entries, n_common, is_strict = [0, 0], 0, False
+    unwritten = [_Unwritten("A", path_a), _Unwritten("B", path_b)]
     for pair in pairs:
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
+        for side, ranks in zip(unwritten, (data_a, data_b), strict=True):
+            side.add(ranks)
         key = (pair.area, pair.rank)
         found = _compare(
             pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE), mapping
@@ -110,6 +114,8 @@ def compare_dumps(
         n_common += int(((found.match.entry_a >= 0) & (found.match.entry_b >= 0)).sum())
         is_strict |= found.is_strict
         yield found
+    for side in unwritten:
+        side.tell(on_note)
     _refuse_nothing((path_a, path_b), n_entries, has_common=n_common > 0 or is_strict)
 
 
@@ -126,6 +132,29 @@ def _refuse_nothing(paths: tuple[Path, Path], n_entries: list[int], *, has_commo
             f"of {paths[1]}",
             hint="collect both at the same level, or name pairs with --mapping",
         )
+
+
+class _Unwritten:
+    """What was read of one side that is in no file but the journals of killed processes."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
+        self._n_entries = self._n_folders = self._n_running = 0
+
+    def add(self, ranks: tuple[DumpData, ...]) -> None:
+        for rank in ranks:
+            self._n_entries += rank.n_recovered
+            self._n_folders += rank.n_recovered > 0
+            self._n_running += rank.is_running
+
+    def tell(self, on_note: Callable[[str], None]) -> None:
+        if self._n_running:
+            on_note(f"{self._name} is still being written: what was there so far was compared")
+        elif self._n_folders:
+            on_note(
+                f"{self._n_entries} entries of {self._name} were read from the journals of {self._n_folders} killed "
+                f"steps, and nothing was written: windtunnel recover {shlex.quote(str(self._path))} puts them into dump.json"
+            )
 
 
 class _Reading:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import UsageError
+from windtunnel.probe.dump_entries import DATA_FILES
 from windtunnel.probe.journal import JOURNAL_NAME
 
-__all__ = ["DATA_FILES", "EAGER", "GRAPH", "DumpPart", "PartPair", "find_parts", "pair_parts"]
+__all__ = ["EAGER", "GRAPH", "DumpPart", "PartPair", "find_parts", "pair_parts"]
 
-DATA_FILES = ("dump.json", "debug.json")
 GRAPH, EAGER = "graph", "pynative"  # where a dump of compiled and of eager code is kept apart
 _STEP = re.compile(r"step(\d{1,12})")
 _RANK = re.compile(r"(rank|proc)(\d{1,12})")
@@ -57,6 +57,8 @@ def find_parts(path: Path) -> tuple[DumpPart, ...]:
                 f"{path} is not a dump.json", hint="name a dump folder, a step, a rank or its dump.json"
             )
         parts = [_part_of(path.parent, (path.name,))]
+    elif path.name in DATA_FILES and (path.parent / JOURNAL_NAME).is_file():
+        parts = [_part_of(path.parent, ())]  # not written before its process was killed
     elif path.is_dir():
         parts = _below(path)
     else:
