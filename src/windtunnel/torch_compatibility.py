@@ -51,10 +51,11 @@ NEEDED: dict[str, str] = {
         """,
     "probe": """
         _C.DisableTorchFunction _C.DispatchKey.AutogradFunctionality _C._AutoDispatchBelowAutograd
-        _C._DisableTorchDispatch _C._autograd._get_sequence_nr _C._current_autograd_node
+        _C._DisableFuncTorch _C._DisableTorchDispatch _C._autograd._get_sequence_nr _C._current_autograd_node
         _C._current_graph_task_id _C._disabled_torch_dispatch_impl
         _C._dispatch_tls_is_dispatch_key_excluded _C._functorch.get_unwrapped
-        _C._functorch.is_functorch_wrapped_tensor _C._functorch.is_gradtrackingtensor
+        _C._functorch.is_batchedtensor _C._functorch.is_functorch_wrapped_tensor
+        _C._functorch.is_gradtrackingtensor _C._functorch.maybe_current_level _C._functorch.maybe_get_bdim
         _C._get_dispatch_stack_at _C._get_function_stack_at _C._len_torch_dispatch_stack
         _C._len_torch_function_stack _C._pop_torch_dispatch_stack _C._pop_torch_function_stack
         _C._push_on_torch_dispatch_stack _C._push_on_torch_function_stack _is_functional_tensor

@@ -214,3 +214,47 @@ def test_real_dumps_of_msprobe_are_read_and_equal_to_themselves(capsys):
     )
     assert code == 3
     assert "Functional.conv2d.0.forward.input.0" in out.splitlines()[0]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--csv",), ("--html",)])
+def test_empty_dumps_are_not_equal_but_nothing_to_compare(dumps, tmp_path, monkeypatch, capsys, form):
+    monkeypatch.chdir(tmp_path)
+    one, two = (write_dump(tmp_path / name / "step0" / "rank0", []).parents[1] for name in ("e1", "e2"))
+    for a, b, sentence in (
+        (one, two, f"{one} and {two} hold"),
+        (one, dumps[0], f"{one} holds"),
+        (dumps[0], two, f"{two} holds"),
+    ):
+        code, out, err = call(capsys, a, b, *form)
+        assert code == 2
+        assert err == (
+            f"windtunnel: there is nothing to compare: {sentence} no entries\n"
+            "  next: check list, scope, step and rank of the config, and that the program ran between start() and stop()\n"
+        )
+        assert out == "" or form == ("--csv",)  # of which rows are on their way before the end is known
+        assert not Path("compare.html").exists()
+
+
+def test_dumps_without_an_entry_in_common_are_nothing_to_compare(dumps, tmp_path, capsys):
+    modules = write_dump(
+        tmp_path / "m" / "step0" / "rank0", [Call("Module.fc.Linear.forward.0", [X], [X])], level="L0"
+    ).parents[1]
+    code, _, err = call(capsys, dumps[0], modules)
+    assert code == 2
+    assert f"none of the 4 entries of {dumps[0]} is among the 1 of {modules}" in err
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        ("step0/rank0", "step5/rank0", "the dumps have no step in common: step0 against step5"),
+        ("step0/rank0", "step0/rank1", "the dumps have no rank in common: rank0 against rank1"),
+    ],
+)
+def test_dumps_that_share_no_step_or_rank_are_nothing_to_compare(tmp_path, capsys, a, b, words):
+    for side, part in (("a", a), ("b", b)):
+        write_dump(tmp_path / side / part, [Call("Torch.relu.0.forward", [X], [X])])
+    code, _, err = call(capsys, tmp_path / "a", tmp_path / "b")
+    assert code == 2
+    assert f"windtunnel: {words}\n  next: name one" in err
+    assert call(capsys, tmp_path / "a" / a, tmp_path / "b" / b)[0] == 0  # named, they are meant

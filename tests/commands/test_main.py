@@ -42,6 +42,7 @@ OPTIONS = {
     ],
     "replay": ["--allocator", "--device", "--json", "files"],
     "compare": ["--csv", "--exact", "--fail-over", "--html", "--json", "--mapping", "--out", "a", "b"],
+    "recover": ["--json", "directory"],
     "view": ["--no-open", "--text", "directory", "other"],
     "devices": ["--json", "--toml"],
 }  # fmt: skip
@@ -62,7 +63,7 @@ def test_the_options_of_a_verb_are_frozen(verb):
     assert options + [a.dest for a in actions if not a.option_strings] == OPTIONS[verb]
 
 
-@pytest.mark.parametrize("verb", ["run", "remat", "replay", "compare", "view"])
+@pytest.mark.parametrize("verb", ["run", "remat", "replay", "compare", "recover", "view"])
 def test_the_page_of_a_verb_names_every_option(verb):
     page = (DOCS / f"{'report' if verb == 'view' else verb}.md").read_text(encoding="utf-8")
     assert [option for option in OPTIONS[verb] if option.startswith("-") and option not in page] == []

@@ -65,7 +65,16 @@ def make_debugger(folder: Path, **keys: Any) -> PrecisionDebugger:
     return PrecisionDebugger(config_path=str(path))
 
 
-_SECTION = ("scope", "list", "tensor_list", "data_mode", "summary_mode", "slice", "overflow_nums")
+_SECTION = (
+    "scope",
+    "list",
+    "tensor_list",
+    "data_mode",
+    "summary_mode",
+    "slice",
+    "overflow_nums",
+    "bench_path",
+)
 
 
 def probe(folder: Path, work: Callable[[], Any], model: Any = None, **keys: Any) -> Dump:

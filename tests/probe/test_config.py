@@ -77,7 +77,7 @@ def test_no_file_means_msprobes_defaults(write):
     assert (config.task, config.level, config.summary_mode) == ("statistics", "L1", "statistics")
     assert (config.ranks, config.steps, config.scope, config.list) == (None, None, None, ())
     assert config.data_mode == {"forward", "backward", "input", "output"}
-    assert (config.precision, config.risk_level, config.extra_info) == ("low", "FOCUS", True)
+    assert (config.precision, config.risk_level, config.extra_info) == ("high", "FOCUS", True)
     assert config.dump_path == Path.cwd() / "dump_path"
     assert (config.file_format, load_config("mindspore").file_format) == ("pt", "npy")
     assert config.notes == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -193,3 +194,37 @@ def test_save_at_another_level_is_told(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1")
     debugger.save(X, "x")
     assert any("debug" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor", "structure"])
+def test_a_dump_that_could_not_be_written_is_not_said_to_be_there(tmp_path, caplog, task):
+    debugger = make_debugger(tmp_path, level="mix", task=task)
+    (tmp_path / "dump").write_text("a file where a folder should be")
+    for _ in range(2):
+        debugger.start(nn.Sequential(nn.Linear(6, 2)))
+        F.relu(X)
+        debugger.stop()
+        debugger.step()
+    debugger.close()
+    last = caplog.records[-1].getMessage()
+    assert last.startswith(
+        f"windtunnel: nothing could be completed in {tmp_path / 'dump'}, so up to 2 collected entries are lost: "
+    )
+    assert ("4 tensors could not be saved" in last) == (task == "tensor")
+    assert not any("what was collected" in record.getMessage() for record in caplog.records)
+
+
+def test_a_step_that_could_not_be_written_is_counted_at_the_end(tmp_path, caplog):
+    debugger = make_debugger(tmp_path, level="L1", task="statistics", step=[0, 1])
+    for number in range(2):
+        debugger.start()
+        F.relu(X)
+        debugger.stop()
+        if number:
+            shutil.rmtree(tmp_path / "dump" / "step1")
+            (tmp_path / "dump" / "step1").write_text("in the way")
+        debugger.step()
+    assert (
+        f"1 of 2 steps could not be completed in {tmp_path / 'dump'}, so up to 1 collected entries are lost"
+        in caplog.records[-1].getMessage()
+    )

@@ -211,7 +211,9 @@ def test_steps_are_paired_by_number_and_ranks_by_order(tmp_path):
     pairs, notes = pair_parts(a, b)
     assert [(pair.step, pair.a[0].order, pair.b[0].order) for pair in pairs] == [(1, 11, 7)]
     assert notes == ["only in A: step0", "only in B: step2"]
-    pairs, _ = pair_parts(a[:1], b[1:])  # one step named on each side
+    with pytest.raises(UsageError, match="no step in common: step0 against step2"):
+        pair_parts(a[:1], b[1:])
+    pairs, _ = pair_parts(find_parts(tmp_path / "a" / "step0"), b[1:])  # a step is named
     assert len(pairs) == 1
     with pytest.raises(UsageError, match="no step in common"):
         pair_parts(

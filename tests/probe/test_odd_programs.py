@@ -155,29 +155,6 @@ def test_scripted_modules_are_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
-def test_transforms_of_functions_go_on_working(tmp_path, level):
-    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
-    parameters = dict(net.named_parameters())
-
-    def loss(values, x):
-        return torch.func.functional_call(net, values, (x,)).sum()
-
-    def compute():
-        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, X)
-        hessian = torch.func.hessian(lambda x: (x**3).sum())(X[0])
-        slope = torch.func.jvp(torch.sin, (X,), (X,))[1]
-        return [*each.values(), hessian, slope]
-
-    wanted = compute()
-    results = []
-    dump = probe(
-        tmp_path, lambda: results.extend(compute()), net, level=level, task="statistics", risk_level="ALL"
-    )
-    assert all(torch.equal(one, other) for one, other in zip(results, wanted, strict=True))
-    assert not (dump.folder / "dump_error_info.log").exists()
-
-
-@pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
 def test_odd_tensors_are_no_error(tmp_path, level):
     class Mine(torch.Tensor):
         pass

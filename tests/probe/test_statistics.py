@@ -18,6 +18,7 @@ from windtunnel.probe.statistics import (
     Statistics,
     array_statistics,
     array_xor,
+    in_own_type,
     memory_statistics,
     statistics_json,
 )
@@ -264,3 +265,36 @@ def test_memory_that_is_not_there_is_refused():
             memory_statistics(address, n_bytes, "f", shape, strides, False)
     with pytest.raises(ValueError, match="type must be"):
         memory_statistics(address, 400, "x", (2,), (1,), False)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "mean", "norm"),
+    [
+        ("torch.bfloat16", 0.388671875, 45.0),
+        ("torch.float16", 0.388916015625, 45.09375),
+        ("torch.float32", float(np.float32(0.38881521206349134)), float(np.float32(45.091781070944556))),
+        ("torch.float64", 0.38881521206349134, 45.091781070944556),
+        ("torch.int64", 0.38881521206349134, 45.091781070944556),
+        ("torch.float8_e4m3fn", 0.38881521206349134, 45.091781070944556),
+        ("BFloat16", 0.388671875, 45.0),
+    ],
+)
+def test_mean_and_norm_in_the_own_type(type_name, mean, norm):
+    exact = Statistics(3.5, 0.0, 0.38881521206349134, 45.091781070944556)
+    found = in_own_type(exact, type_name)
+    assert (found.max, found.min, found.mean, found.norm) == (3.5, 0.0, mean, norm)
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"),
+    [
+        (1.00390625, 1.0),
+        (1.01171875, 1.015625),
+        (-1.0039064, -1.0078125),
+        (3.4e38, math.inf),
+        (math.nan, math.nan),
+    ],
+)
+def test_rounding_to_bfloat16_is_to_the_nearest_and_ties_to_even(value, rounded):
+    found = in_own_type(Statistics(mean=value, norm=abs(value)), "bfloat16")
+    np.testing.assert_equal([found.mean, found.norm], [rounded, abs(rounded)])

@@ -375,19 +375,6 @@ def test_custom_functions_are_seen_through_the_calls_around_them(tmp_path):
 # ------------------------------------------------------------------ ways to run a backward
 
 
-def test_two_backwards_of_a_kept_graph_are_written_with_the_last_values(tmp_path):
-    x = X.clone().requires_grad_()
-
-    def work() -> None:
-        y = x.exp()
-        y.sum().backward(retain_graph=True)
-        (y * 2).sum().backward()
-
-    dump = probe(tmp_path, work)
-    _check(dump.tensors("Tensor.exp.0.backward", "output"), [2 * X.exp()])
-    assert torch.allclose(x.grad, 3 * X.exp())
-
-
 def test_gradients_accumulated_over_two_batches_have_an_entry_each(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(6, 2))
 

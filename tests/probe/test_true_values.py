@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.functional import gelu as gelu_imported_before
 
 from tests.probe.probing import make_debugger, probe, read_dump
+from windtunnel.probe.comparison import compare_dumps
+from windtunnel.probe.tolerance import Tolerance
+from windtunnel.probe.verdict import Findings
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
 
@@ -146,6 +149,51 @@ def test_precision_high_has_mean_and_norm(tmp_path):
     element = dump["Tensor.__mul__.0.forward"]["output"][0]
     assert element["Mean"] == pytest.approx(20000)
     assert element["Norm"] == pytest.approx(20000 * 1000**0.5)
+
+
+LOW = {torch.float16: 0.005, torch.bfloat16: 0.005, torch.float32: 1e-7, torch.float64: 1e-15}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("precision", ["low", "high", None])
+def test_precision_low_has_mean_and_norm_in_the_type_of_the_tensor(tmp_path, dtype, precision):
+    values = torch.linspace(-1, 2, 999).to(dtype)
+    keys = {} if precision is None else {"precision": precision}
+    dump = probe(tmp_path, lambda: torch.relu(values), task="statistics", **keys)
+    element = dump["Torch.relu.0.forward"]["output"][0]
+    exact = values.relu().double()
+    for key, true in (("Mean", exact.mean()), ("Norm", exact.norm())):
+        got = torch.tensor(element[key], dtype=torch.float64)
+        assert got == pytest.approx(float(true), rel=LOW[dtype])
+        is_own = bool(got == got.to(dtype).double())
+        assert is_own == (precision == "low" or dtype is torch.float64)
+    if precision == "low":  # as torch itself has them
+        assert element["Mean"] == pytest.approx(values.relu().mean().item(), rel=max(LOW[dtype], 1e-6))
+        assert element["Norm"] == pytest.approx(values.relu().norm().item(), rel=max(LOW[dtype], 1e-6))
+    assert (element["Max"], element["Min"]) == (2.0, 0.0)
+
+
+def test_precision_low_overflows_as_the_type_does(tmp_path):
+    half = torch.full((1000,), 20000.0, dtype=torch.float16)
+    for precision, norm in (("low", float("inf")), ("high", 20000 * 1000**0.5)):
+        dump = probe(tmp_path / precision, lambda: torch.relu(half), precision=precision, task="statistics")
+        (element,) = dump["Torch.relu.0.forward"]["output"]
+        assert (element["Mean"], element["Norm"]) == (20000.0, pytest.approx(norm))
+        assert "inf_count" not in element  # of the elements, not of their norm
+    findings = Findings()
+    paths = (tmp_path / precision / "dump" for precision in ("low", "high"))
+    for found in compare_dumps(*paths, Tolerance(None, False)):
+        findings.add(found)
+    assert findings.is_equal
+
+
+def test_precision_low_leaves_integers_and_truths_as_they_are(tmp_path):
+    dump = probe(
+        tmp_path, lambda: (torch.arange(4) * 3, torch.tensor([True]) * 1), precision="low", task="statistics"
+    )
+    element = dump["Tensor.__mul__.0.forward"]["output"][0]
+    assert (element["Mean"], element["Norm"]) == (4.5, pytest.approx(126**0.5))
+    assert dump["Tensor.__mul__.1.forward"]["input_args"][0]["Mean"] is None
 
 
 def test_what_msprobe_does_not_see_is_seen(tmp_path):

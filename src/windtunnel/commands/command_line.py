@@ -21,7 +21,7 @@ __all__ = ["VERBS", "parser_of", "run_command", "with_known_options"]
 
 # A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has. It is imported
 # when it is asked for: together they take longer than most of what one of them does.
-VERBS = ("run", "remat", "replay", "compare", "view", "devices")
+VERBS = ("run", "remat", "replay", "compare", "recover", "view", "devices")
 _PROGRAM = "windtunnel"
 _DESCRIPTION = "windtunnel: dry-run, rematerialise and probe large-model training from a laptop."
 

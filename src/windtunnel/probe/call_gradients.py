@@ -26,7 +26,8 @@ class Call:
     """The backward of one call: `done` is called once every hooked node has run, or by `finish`.
 
     `begun` is called when the first of several nodes has run, so that the owner can finish what stays incomplete.
-    A graph that is kept and run again is handed over again. `edges` has the number of inputs in `n`, and in `nodes` which
+    A graph that is kept may run again, in part, for another loss or for the gradient of a gradient: what each pass
+    brings is kept apart and handed over by itself. `edges` has the number of inputs in `n`, and in `nodes` which
     inputs are the output `nr` of a node: (key, nr) ──> (node, inputs).
     """
 
@@ -34,24 +35,23 @@ class Call:
         "begun",
         "done",
         "edges_of",
-        "grad_inputs",
-        "grad_outputs",
-        "is_begun",
         "is_by_edge",
         "keep",
         "last",
         "n_inputs",
         "n_outputs",
         "outputs_of",
-        "waiting",
+        "passes",
     )
+
+    current_pass: Callable[[], int]  # the number of the backward that runs now in this thread
 
     def __init__(
         self,
         edges: Any,
         outputs: Sequence[Any],
         done: Done,
-        begun: Callable[[Call], None],
+        begun: Callable[[Call, int], None],
         guard: Callable[[Exception], None],
         keep: Sequence[bool],
         *,
@@ -61,15 +61,12 @@ class Call:
         self.begun = begun
         self.keep = keep  # inputs that have a place in the result, unless the places are those of a node
         self.n_inputs, self.n_outputs = edges.n, len(outputs)
-        self.grad_outputs: list = [None] * self.n_outputs
-        self.grad_inputs: list = [None] * self.n_inputs
+        self.passes: dict[int, _Pass] = {}  # backward passes that are under way
         self.outputs_of: dict[int, list[tuple[int, int]]] = {}  # hooked node -> (its output, our output)
         self.edges_of: dict[int, list[tuple[int, list[int]]]] = {}  # hooked node -> (its edge, our inputs)
         nodes = self._outputs(outputs)
         self._walk(edges, nodes)
         self.last = self._last(nodes)
-        self.waiting = set(self.last)
-        self.is_begun = False
         self.is_by_edge = by_edge and self._number_by_edge(nodes)
         self._share_out()
         for key in self.last.union(self.outputs_of):
@@ -121,19 +118,23 @@ class Call:
 
     def ran(self, key: int, grad_inputs: Sequence, grad_outputs: Sequence) -> None:
         """One hooked node has run."""
+        number = self.current_pass()
+        found = self.passes.get(number)
+        is_first = found is None
+        if found is None:
+            found = self.passes[number] = _Pass(self)
         for nr, index in self.outputs_of.get(key, ()):
             if nr < len(grad_outputs):
-                self.grad_outputs[index] = grad_outputs[nr]
+                found.grad_outputs[index] = grad_outputs[nr]
         for position, indices in self.edges_of.get(key, ()):
-            gradient = self.grad_outputs[-1 - position] if position < 0 else grad_inputs[position]
+            gradient = found.grad_outputs[-1 - position] if position < 0 else grad_inputs[position]
             if gradient is not None:
-                self._add(indices[0], gradient)
-        self.waiting.discard(key)
-        if self.waiting and not self.is_begun:
-            self.begun(self)
-        self.is_begun = True
-        if not self.waiting:
-            self.finish()
+                self._add(found.grad_inputs, indices[0], gradient)
+        found.waiting.discard(key)
+        if not found.waiting:
+            self.finish(number)
+        elif is_first:
+            self.begun(self, number)
 
     def _number_by_edge(self, nodes: dict[int, Any]) -> bool:
         """A call that is one node, with its edges in argument order: count the gradients as the node does.
@@ -148,7 +149,6 @@ class Call:
         if order != sorted(order) or any(position < 0 for position, _ in edges):
             return False
         self.n_inputs = len(nodes[key].next_functions)
-        self.grad_inputs = [None] * self.n_inputs
         self.edges_of = {key: [(position, [position]) for position, _ in edges]}
         return True
 
@@ -167,23 +167,30 @@ class Call:
                 for number, index in zip(mine, indices, strict=True):
                     edges[number] = (edges[number][0], [index])
 
-    def _add(self, index: int, gradient: Any) -> None:
-        if self.grad_inputs[index] is None:
-            self.grad_inputs[index] = gradient
-        else:
-            self.grad_inputs[index] = self._sum(self.grad_inputs[index], gradient)
+    def _add(self, gradients: list, index: int, gradient: Any) -> None:
+        known = gradients[index]
+        gradients[index] = gradient if known is None else self._sum(known, gradient)
 
-    def finish(self) -> None:
-        """Hand over what there is, and be ready for the graph to run again."""
-        if not self.is_begun:
+    def finish(self, number: int) -> None:
+        """Hand over what has come in a pass, if that was not done."""
+        found = self.passes.pop(number, None)
+        if found is None:
             return
-        outputs, inputs = self.grad_outputs, self.grad_inputs
-        self.grad_outputs, self.grad_inputs = [None] * self.n_outputs, [None] * self.n_inputs
-        self.waiting = set(self.last)
-        self.is_begun = False
+        inputs = found.grad_inputs
         if not self.is_by_edge:
             inputs = [gradient for gradient, is_kept in zip(inputs, self.keep, strict=True) if is_kept]
-        self.done(outputs, inputs)
+        self.done(found.grad_outputs, inputs)
+
+
+class _Pass:
+    """What one backward has brought so far, and which nodes of the call it has still to run."""
+
+    __slots__ = ("grad_inputs", "grad_outputs", "waiting")
+
+    def __init__(self, call: Call) -> None:
+        self.grad_outputs: list = [None] * call.n_outputs
+        self.grad_inputs: list = [None] * call.n_inputs
+        self.waiting = set(call.last)
 
 
 class _Hook:

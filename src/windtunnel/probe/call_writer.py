@@ -3,6 +3,7 @@
 open(args, kwargs) ──> inputs as text, their edges
 close(output)      ──> entry "….forward" ──> nodes of autograd hooked
 backward runs      ──> entry "….backward": gradients of the outputs, gradients of the inputs
+runs once more     ──> entry "….pass2.backward", for a graph may be kept
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ class CallWriter:
     """Writes calls for one debugger.
 
     A framework says whether gradients will come (`is_recording`), where they arrive (`edges_of`) and hooks the nodes of
-    a call (`watch_backward`), which calls `done` with what has come.
+    a call (`watch_backward`), which calls `done` with what has come. `current_pass` is the number of the backward that
+    runs now.
     """
 
     words: ValueWords
     is_recording: Callable[[], bool]
+    current_pass: Callable[[], int]
 
     def __init__(self, collector: Collector, elements: Elements) -> None:
         self.collector = collector
@@ -176,23 +179,24 @@ class CallWriter:
             try:
                 if self.selection.has_scope and not self.selection.wants(name, _backwards(parents)):
                     return
+                entry = step.next_pass(name)
                 if self.has_structure_only:
-                    self.put_backward(step, name, [], parent)
+                    self.put_backward(step, entry, [], parent)
                     return
                 store = self.store_for(step, name)
                 if self.finder is not None:
-                    if not self.finder.found(name, grad_outputs, grad_inputs):
+                    if not self.finder.found(entry, grad_outputs, grad_inputs):
                         return
                     store = step.store
                 pieces: Pieces = ["{"]
                 if self.has_input:
                     pieces.append('"input": ')
-                    self.elements.listed(pieces, grad_outputs, f"{name}.input", store)
+                    self.elements.listed(pieces, grad_outputs, f"{entry}.input", store)
                 if self.has_output:
                     pieces.append(', "output": ' if self.has_input else '"output": ')
-                    self.elements.listed(pieces, grad_inputs, f"{name}.output", store)
+                    self.elements.listed(pieces, grad_inputs, f"{entry}.output", store)
                 pieces.append("}")
-                self.put_backward(step, name, pieces, parent)
+                self.put_backward(step, entry, pieces, parent)
             except Exception as error:
                 self.failed(error)
 

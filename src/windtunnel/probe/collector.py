@@ -15,6 +15,7 @@ from typing import Any
 
 from windtunnel.probe.call_stack import CallStacks
 from windtunnel.probe.config import ProbeConfig
+from windtunnel.probe.entry_name import of_pass
 from windtunnel.probe.error_log import ErrorLog
 from windtunnel.probe.notice import tell
 from windtunnel.probe.selection import Selection
@@ -52,6 +53,7 @@ class StepOutput:
         self.store = TensorStore(self.folder.path / "dump_tensor_data", config.file_format)
         self.errors = ErrorLog(self.folder.path)
         self.counts: dict[str, int] = {}
+        self._passes: dict[str, int] = {}  # entry of a backward -> how often it ran
         self.lock = threading.Lock()
         self.is_open = True
 
@@ -61,6 +63,12 @@ class StepOutput:
             count = self.counts.get(key, 0)
             self.counts[key] = count + 1
         return count
+
+    def next_pass(self, entry: str) -> str:
+        """The name for one more backward of a call: that of its entry, then "….pass2.…" and so on."""
+        with self.lock:
+            nth = self._passes[entry] = self._passes.get(entry, 0) + 1
+        return of_pass(entry, nth)
 
     def rename(self, path: Path) -> None:
         """The rank became known after the folder was made."""
@@ -79,6 +87,10 @@ class Collector:
         self.left_out: dict[str, int] = {}  # API -> calls that were seen but not wanted
         self.step: StepOutput | None = None  # where calls of now go; None between steps
         self.n_put = 0  # entries that were collected, in all steps
+        self.n_steps = self.n_incomplete = (
+            0  # steps that have ended, and those whose files could not be written
+        )
+        self.n_lost = self.n_lost_tensors = 0  # entries of the latter, and tensors without a file
         self.n_late = 0  # backward records that came after their step had ended
         self._has_files = False  # of tensors
         self._unmatched: set[str] = set()  # what ran in steps of which nothing was collected
@@ -145,11 +157,28 @@ class Collector:
             step.store.drain()
             self._has_files = self._has_files or step.store.path.exists()
             step.folder.close()
+            self._count(step)
             self.selection.new_step()
         except Exception as error:
             self.guard("the end of a step", error)  # before the step is left, for its log is in its folder
         finally:
             self.step = None
+
+    def _count(self, step: StepOutput) -> None:
+        self.n_steps += 1
+        self.n_incomplete += not step.folder.is_complete
+        self.n_lost += step.folder.n_lost
+        self.n_lost_tensors += step.store.n_lost
+
+    def outcome(self, success: str) -> str:
+        """One sentence on where the files are: `success`, unless some could not be written."""
+        if not self.n_incomplete:
+            return success
+        path, remedy = self.config.dump_path, "free space or choose another dump_path, and run again"
+        lost = f"up to {self.n_lost} collected entries are lost: {remedy}"
+        if self.n_incomplete == self.n_steps:
+            return f"nothing could be completed in {path}, so {lost}"
+        return f"{self.n_incomplete} of {self.n_steps} steps could not be completed in {path}, so {lost}"
 
     def summary(self) -> str:
         """What the user should know at the end, besides where the files are."""
@@ -171,6 +200,8 @@ class Collector:
             said.append(
                 f"tensor_list {list(self.config.tensor_list)} matched nothing, so no tensor was saved"
             )
+        if self.n_lost_tensors:
+            said.append(f"{self.n_lost_tensors} tensors could not be saved")
         if self.n_late:
             said.append(f"{self.n_late} calls ran backward after their step() and are not in it")
         if self.n_errors:

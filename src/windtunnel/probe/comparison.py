@@ -8,6 +8,7 @@ memory is that of one rank however many there are.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.errors import UsageError
 from windtunnel.probe.compared_side import Side, elements_of, how_divided, make_side, merge_sides
 from windtunnel.probe.dump_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.dump_reader import DumpData, read_part
@@ -32,10 +34,11 @@ from windtunnel.probe.framework_pair import (
 from windtunnel.probe.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.match import Match, match_columns
 from windtunnel.probe.noise import NO_NOISE, KnownNoise
+from windtunnel.probe.optimizer_calls import NO_OTHER_CALLS, same_weights_by_other_calls
 from windtunnel.probe.pair_numbers import BITS, VALUES, PairNumbers, leave_out, pair_numbers
 from windtunnel.probe.shard_merge import SPLIT
 from windtunnel.probe.tensor_numbers import TensorNumbers, compare_arrays
-from windtunnel.probe.tolerance import Tolerance, judge
+from windtunnel.probe.tolerance import DIFFERENT, Tolerance, judge
 from windtunnel.probe.unwritten import leave_out_unwritten
 
 __all__ = ["OnProgress", "RankComparison", "compare_dumps"]
@@ -66,6 +69,9 @@ class RankComparison:
     lone_row: np.ndarray  # >= 0: row of A; < 0: ~row of B
     is_noise: np.ndarray  # of the pairs: differs, but is nothing but rounding
     noise: KnownNoise  # for the next step
+    is_excused: (
+        np.ndarray
+    )  # of the places: a call of an optimizer that has other calls and leaves the same weights
     is_strict: bool  # a call that only one side has is a difference of the programs, not of tools or of parallel sizes
     last_place: int  # where the shorter side of a run that was cut off ends
     notes: tuple[str, ...]
@@ -91,15 +97,64 @@ def compare_dumps(
     reading = _Reading(sum(_size(part) for pair in pairs for part in (*pair.a, *pair.b)), on_progress)
     words = Vocabulary()
     noise: dict[tuple[str, int | None], KnownNoise] = {}  # of every rank: what its earlier steps left
+    n_entries, n_common, is_strict = [0, 0], 0, False
+    unwritten = [_Unwritten("A", path_a), _Unwritten("B", path_b)]
     for pair in pairs:
         data_a = tuple(read_part(part, words, reading.on_bytes) for part in pair.a)
         data_b = tuple(read_part(part, words, reading.on_bytes) for part in pair.b)
+        for side, ranks in zip(unwritten, (data_a, data_b), strict=True):
+            side.add(ranks)
         key = (pair.area, pair.rank)
         found = _compare(
             pair, data_a, data_b, words, tolerance, on_progress, noise.get(key, NO_NOISE), mapping
         )
         noise[key] = noise.get(key, NO_NOISE) | found.noise
+        for side, columns in enumerate((found.a.columns, found.b.columns)):
+            n_entries[side] += len(columns.entries)
+        n_common += int(((found.match.entry_a >= 0) & (found.match.entry_b >= 0)).sum())
+        is_strict |= found.is_strict
         yield found
+    for side in unwritten:
+        side.tell(on_note)
+    _refuse_nothing((path_a, path_b), n_entries, has_common=n_common > 0 or is_strict)
+
+
+def _refuse_nothing(paths: tuple[Path, Path], n_entries: list[int], *, has_common: bool) -> None:
+    empty = [str(path) for path, n in zip(paths, n_entries, strict=True) if not n]
+    if empty:
+        raise UsageError(
+            f"there is nothing to compare: {' and '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no entries",
+            hint="check list, scope, step and rank of the config, and that the program ran between start() and stop()",
+        )
+    if not has_common:
+        raise UsageError(
+            f"there is nothing to compare: none of the {n_entries[0]} entries of {paths[0]} is among the {n_entries[1]} "
+            f"of {paths[1]}",
+            hint="collect both at the same level, or name pairs with --mapping",
+        )
+
+
+class _Unwritten:
+    """What was read of one side that is in no file but the journals of killed processes."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
+        self._n_entries = self._n_folders = self._n_running = 0
+
+    def add(self, ranks: tuple[DumpData, ...]) -> None:
+        for rank in ranks:
+            self._n_entries += rank.n_recovered
+            self._n_folders += rank.n_recovered > 0
+            self._n_running += rank.is_running
+
+    def tell(self, on_note: Callable[[str], None]) -> None:
+        if self._n_running:
+            on_note(f"{self._name} is still being written: what was there so far was compared")
+        elif self._n_folders:
+            on_note(
+                f"{self._n_entries} entries of {self._name} were read from the journals of {self._n_folders} killed "
+                f"steps, and nothing was written: windtunnel recover {shlex.quote(str(self._path))} puts them into dump.json"
+            )
 
 
 class _Reading:
@@ -167,6 +222,12 @@ def _compare(
     if is_cross and unlike is not None:
         leave_out(numbers, excused(pairs_only, a, unlike, role, judgement.verdict))
         judgement = judged_by()
+    is_strict = is_same_tool and is_same_level and is_same_area and not is_divided and not is_cross
+    others = same_weights_by_other_calls(match, a, b, words, tolerance) if is_strict else NO_OTHER_CALLS
+    is_excused = np.isin(np.arange(len(match.entry_a)), others.places)
+    if is_excused.any():
+        leave_out(numbers, is_excused[place] & (judgement.verdict == DIFFERENT))
+        judgement = judged_by()
     grads_a, grads_b = a.columns.requires_grad[row_a], b.columns.requires_grad[row_b]
     n_grads = int(((grads_a != grads_b) & (grads_a >= 0) & (grads_b >= 0)).sum())
     cut = a.first.was_killed or b.first.was_killed
@@ -177,11 +238,13 @@ def _compare(
         lone_row=np.where(match.row_a[lone] >= 0, match.row_a[lone], ~match.row_b[lone]),
         is_noise=judgement.is_noise,
         noise=judgement.noise,
-        is_strict=is_same_tool and is_same_level and is_same_area and not is_divided and not is_cross,
+        is_excused=is_excused,
+        is_strict=is_strict,
         last_place=int(both[-1]) if cut and len(both) else len(match.entry_a),
         notes=(
             *(pairing_notes(match, a, b, unlike) if unlike is not None else ()),
             *_notes(a, b, match, int(is_foreign.sum()), is_same_level, changed if ignores_types else 0, n_grads),
+            *others.notes,
             *mapping_notes,
         ),
     )  # fmt: skip

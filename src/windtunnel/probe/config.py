@@ -192,7 +192,7 @@ def load_config(
         overflow_nums=chosen.count("overflow_nums", 1),
         async_dump=top.flag("async_dump", False),
         extra_info=top.flag("extra_info", True),
-        precision=top.choice("precision", PRECISIONS, chosen.choice("precision", PRECISIONS, "low")),
+        precision=top.choice("precision", PRECISIONS, chosen.choice("precision", PRECISIONS, "high")),
         risk_level=top.choice("risk_level", RISK_LEVELS, "FOCUS"),
         dump_enable=top.flag("dump_enable", False) if "dump_enable" in top.values else None,
         custom_op_namespaces=top.names("custom_op_namespaces")

@@ -142,7 +142,7 @@ class Debugger:
         self._step += 1
         last = self.config.last_step
         if last is not None and self._step == last + 1:
-            self._report(f"all wanted steps are collected in {self.config.dump_path}")
+            self._report(self.collector.outcome(f"all wanted steps are collected in {self.config.dump_path}"))
             self._is_reported = True
 
     def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -184,7 +184,7 @@ class Debugger:
         if note is not None:
             self.tell_once(note)
         elif not self._is_reported and (self.collector.n_put or self.collector.summary()):
-            self._report(f"what was collected is in {self.config.dump_path}")
+            self._report(self.collector.outcome(f"what was collected is in {self.config.dump_path}"))
 
     def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
         """Collect the function `module.api` too, as `{api_prefix}.{api}` (or by the name of the module)."""

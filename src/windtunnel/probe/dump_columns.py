@@ -170,6 +170,8 @@ class ColumnBuilder:
         has = HAS_STATISTICS
         if not (type(figures[0]) is type(figures[1]) is type(figures[2]) is type(figures[3]) is float):
             figures, has = _figures(figures)
+        if not (figures[2] - figures[2] == 0 == figures[3] - figures[3]):
+            has &= ~_overflowed(figures)
         digest = digest_kind = 0
         text = get("md5")
         if isinstance(text, str) and text:
@@ -259,6 +261,13 @@ def _figures(found: tuple[Any, ...]) -> tuple[list[float], int]:
             except (TypeError, ValueError, OverflowError):
                 pass
     return figures, has
+
+
+def _overflowed(figures: Sequence[float]) -> int:
+    """Bits of mean and norm if they are infinite though no element is: their type was too narrow for them."""
+    if not all(map(math.isfinite, figures[:2])):
+        return 0
+    return sum(1 << index for index in (2, 3) if math.isinf(figures[index]))
 
 
 def _sketch(value: Any) -> array | None:

@@ -9,21 +9,23 @@ Reads what msProbe writes and what we write. A name of a tensor file in a dump i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import CorruptFile
 from windtunnel.probe.dump_columns import ColumnBuilder, Columns, Vocabulary
+from windtunnel.probe.dump_entries import DumpEntries, read_beside
 from windtunnel.probe.dump_tree import DumpPart
-from windtunnel.probe.journal import JOURNAL_NAME, journal_entries, journal_header
-from windtunnel.probe.json_stream import EntryStream, read_object
+from windtunnel.probe.journal import journal_entries
 
 __all__ = ["DumpData", "read_part"]
 
 _TENSOR_FOLDER = "dump_tensor_data"
+_PASS = re.compile(r"\.pass\d+(?=\.backward(?:\.\d+)?$)")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class DumpData:
     part: DumpPart
     header: dict[str, Any]
     columns: Columns
-    was_killed: bool
+    was_killed: bool  # or is still at work
+    is_running: bool = False
+    n_recovered: int = 0  # entries that only its journal has
 
     @property
     def is_ours(self) -> bool:
@@ -42,7 +46,7 @@ class DumpData:
     @cached_property
     def parents(self) -> dict[str, str | None]:
         """Entry -> the module it ran in."""
-        found = read_object(self.part.folder / "construct.json")
+        found = read_beside(self.part.folder, "construct.json")
         for kind, name, text in journal_entries(self.part.folder):
             if kind == "parent":
                 found[name] = json.loads(text)
@@ -56,7 +60,7 @@ class DumpData:
     @cached_property
     def _stacks(self) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
-        for group in read_object(self.part.folder / "stack.json").values():
+        for group in read_beside(self.part.folder, "stack.json").values():
             if isinstance(group, list) and len(group) == 2 and all(isinstance(part, list) for part in group):
                 frames = tuple(frame for frame in group[1] if isinstance(frame, str))
                 found |= {name: frames for name in group[0] if isinstance(name, str)}
@@ -67,7 +71,9 @@ class DumpData:
 
     def stack_of(self, entry: str) -> tuple[str, ...]:
         """The frames of an entry, innermost first; a backward has those of its forward."""
-        forward = entry.replace(".backward.", ".forward.").replace(".parameters_grad.", ".forward.")
+        forward = (
+            _PASS.sub("", entry).replace(".backward.", ".forward.").replace(".parameters_grad.", ".forward.")
+        )
         if forward.endswith(".backward"):
             forward = forward.removesuffix(".backward") + ".forward"
         return self._stacks.get(entry) or self._stacks.get(forward) or ()
@@ -86,26 +92,18 @@ def read_part(
 ) -> DumpData:
     """Read one rank; `on_bytes` hears how many bytes of its files were read since it last heard."""
     builder = ColumnBuilder(words)
-    header: dict[str, Any] = {}
+    entries = DumpEntries(part.folder, part.files, on_bytes)
     n_entries = 0
-    for name in part.files:
-        stream = EntryStream(part.folder / name, on_bytes)
-        for entry, body in stream:
-            builder.add_entry(entry, body)
-            n_entries += 1
-        header = {**stream.header, **header}
-    was_killed = (part.folder / JOURNAL_NAME).is_file()
-    if was_killed:
-        header = {**((journal_header(part.folder) or ("", {}))[1]), **header}
-        for kind, entry, text in journal_entries(part.folder):
-            if kind == "entry":
-                builder.add_entry(entry, json.loads(text))
-                n_entries += 1
-    data = DumpData(part, header, builder.finish(), was_killed)
-    if not n_entries and header.get("task") == "structure":
+    for entry, body in entries:
+        builder.add_entry(entry, body)
+        n_entries += 1
+    data = DumpData(
+        part, entries.header, builder.finish(), entries.was_killed, entries.is_running, entries.n_recovered
+    )
+    if not n_entries and entries.header.get("task") == "structure":
         for entry in data.parents:  # nothing but the names was collected
             builder.add_entry(entry, {})
-        data = DumpData(part, header, builder.finish(), was_killed)
+        data = replace(data, columns=builder.finish())
     if n_entries and not data.columns.entries:
         raise CorruptFile(f"{part.folder} holds no entry that can be read", hint="dump it again")
     return data

@@ -10,15 +10,15 @@ A path is a dump_path (step*/rank* or proc*, also below graph/ and pynative/), a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import UsageError
+from windtunnel.probe.dump_entries import DATA_FILES
 from windtunnel.probe.journal import JOURNAL_NAME
 
-__all__ = ["DATA_FILES", "EAGER", "GRAPH", "DumpPart", "PartPair", "find_parts", "pair_parts"]
+__all__ = ["EAGER", "GRAPH", "DumpPart", "PartPair", "find_parts", "pair_parts"]
 
-DATA_FILES = ("dump.json", "debug.json")
 GRAPH, EAGER = "graph", "pynative"  # where a dump of compiled and of eager code is kept apart
 _STEP = re.compile(r"step(\d{1,12})")
 _RANK = re.compile(r"(rank|proc)(\d{1,12})")
@@ -34,6 +34,8 @@ class DumpPart:
     step: int | None = None
     rank: int | None = None  # None: one process without a rank
     order: int = 0  # rank or process number: only for sorting
+    is_step_named: bool = False  # the user's path says which step, or which rank
+    is_rank_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def find_parts(path: Path) -> tuple[DumpPart, ...]:
                 f"{path} is not a dump.json", hint="name a dump folder, a step, a rank or its dump.json"
             )
         parts = [_part_of(path.parent, (path.name,))]
+    elif path.name in DATA_FILES and (path.parent / JOURNAL_NAME).is_file():
+        parts = [_part_of(path.parent, ())]  # not written before its process was killed
     elif path.is_dir():
         parts = _below(path)
     else:
@@ -64,6 +68,9 @@ def find_parts(path: Path) -> tuple[DumpPart, ...]:
             f"{path} holds no dump: no dump.json in it, nor in its step*/rank* folders",
             hint="name the dump_path of a run, and check that its rank and step filters matched something",
         )
+    named = _part_of(path if path.is_dir() else path.parent, ())
+    is_rank = _RANK.fullmatch(named.folder.absolute().name) is not None
+    parts = [replace(part, is_step_named=named.step is not None, is_rank_named=is_rank) for part in parts]
     return tuple(sorted(parts, key=lambda part: (part.area, part.step or 0, part.order)))
 
 
@@ -74,7 +81,7 @@ def pair_parts(a: tuple[DumpPart, ...], b: tuple[DumpPart, ...]) -> tuple[list[P
         area for area, _ in groups_b
     }:  # one side has no areas, the other has
         groups_a, groups_b = _without_areas(groups_a), _without_areas(groups_b)
-    if len(groups_a) == 1 and len(groups_b) == 1:  # someone named a step on each side, whatever its number
+    if len(groups_a) == 1 and len(groups_b) == 1 and _may_differ(*groups_a, *groups_b, (*a, *b)):
         keys = [(next(iter(groups_a)), next(iter(groups_b)))]
     else:
         keys = [(key, key) for key in groups_a if key in groups_b]
@@ -94,6 +101,17 @@ def pair_parts(a: tuple[DumpPart, ...], b: tuple[DumpPart, ...]) -> tuple[list[P
     ]
     pairs = [pair for key_a, key_b in keys for pair in _pair_ranks(groups_a[key_a], groups_b[key_b])]
     return pairs, notes
+
+
+def _may_differ(
+    key_a: tuple[str, int | None], key_b: tuple[str, int | None], parts: tuple[DumpPart, ...]
+) -> bool:
+    """Whether two steps are compared whatever their numbers: someone named one, or a dump has none."""
+    return (
+        key_a == key_b
+        or None in (key_a[1], key_b[1])
+        or any(part.is_step_named or part.is_rank_named for part in parts)
+    )
 
 
 def _below(path: Path) -> list[DumpPart]:
@@ -158,8 +176,15 @@ def _pair_ranks(a: list[DumpPart], b: list[DumpPart]) -> list[PartPair]:
     """Rank by rank; of different sizes, consecutive ranks of the larger side share the work of one rank."""
     few, many = sorted((len(a), len(b)))
     ranks_a, ranks_b = {part.rank for part in a}, {part.rank for part in b}
-    if few == many and None not in ranks_a | ranks_b and ranks_a != ranks_b and ranks_a & ranks_b:
-        a, b = ([part for part in side if part.rank in ranks_a & ranks_b] for side in (a, b))
+    if few == many and None not in ranks_a | ranks_b and ranks_a != ranks_b:
+        common = ranks_a & ranks_b
+        if common:
+            a, b = ([part for part in side if part.rank in common] for side in (a, b))
+        elif not any(part.is_rank_named for part in (*a, *b)):
+            raise UsageError(
+                f"the dumps have no rank in common: {_ranks(ranks_a)} against {_ranks(ranks_b)}",
+                hint="name one rank folder on each side to compare different ranks",
+            )
         few = many = len(a)
     if many % few:
         raise UsageError(
@@ -172,6 +197,11 @@ def _pair_ranks(a: list[DumpPart], b: list[DumpPart]) -> list[PartPair]:
         mine, other = a[index * share_a : (index + 1) * share_a], b[index * share_b : (index + 1) * share_b]
         pairs.append(PartPair(mine[0].area, mine[0].step, mine[0].rank, tuple(mine), tuple(other)))
     return pairs
+
+
+def _ranks(numbers: set[int | None]) -> str:
+    names = [f"rank{number}" for number in sorted(number for number in numbers if number is not None)]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _steps(keys: object) -> str:

@@ -9,13 +9,14 @@ and whose outputs do not.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import CorruptFile
 from windtunnel.probe.collector import Collector
+from windtunnel.probe.dump_entries import DumpEntries
 from windtunnel.probe.notice import tell
 from windtunnel.probe.statistics import Statistics
 from windtunnel.probe.values import ValueWords
@@ -117,17 +118,25 @@ class Deviation(_Finder):
         return self._entries[folder].get(name)
 
     def _read(self, step: Path, rank: str) -> dict:
-        file = step / rank / "dump.json"
+        folder = step / rank
         if rank.startswith("proc"):  # named by a process: never the same twice
-            others = sorted(step.glob("proc*/dump.json"))
-            file = others[0] if len(others) == 1 else file
+            others = sorted(step.glob("proc*"))
+            folder = others[0] if len(others) == 1 else folder
+        entries = DumpEntries(folder)
         try:
-            return dict(json.loads(file.read_text(encoding="utf-8"))["data"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = dict(entries)
+            if not found:
+                raise CorruptFile("it has no entries")
+        except CorruptFile as error:
             tell(
-                f"{file} cannot be compared with ({error}); bench_path must be the dump_path of an earlier md5 dump"
+                f"{folder} cannot be compared with ({error.message}); bench_path must be the dump_path of an earlier md5 dump"
             )
             return {}
+        if entries.n_recovered:
+            tell(
+                f"{folder} was cut off: {entries.n_recovered} of its {len(found)} entries are from its journal"
+            )
+        return found
 
 
 def finder_for(collector: Collector, meter: Any, words: ValueWords) -> NonFinite | Deviation | None:

@@ -91,7 +91,7 @@ class _Plain:
         if name.is_module:
             path = ".".join(part for part in name.path.split(".") if part not in WRAPPERS)
             word = name.class_name.lower()
-            return EntryName(_MODULE, path, CLASSES.get(word, word), name.direction, name.call)
+            return replace(name, prefix=_MODULE, path=path, class_name=CLASSES.get(word, word))
         if name.prefix in API_PREFIXES:
             return replace(name, prefix=_API, path=api_word(name.prefix, name.path, self.framework))
         return name

@@ -23,7 +23,9 @@ __all__ = ["NO_MAPPING", "Mapping", "OrientedMapping"]
 
 _TOLD = "Told"  # prefix of entries that a rule pairs by their whole names
 _TOP = ("TopLayer", "Cell", "Module")  # scopes of a layer mapping that mean the model itself
-_ENTRY = re.compile(r"(.+?\.(?:forward|backward|parameters_grad)(?:\.\d+)?|.+?\.\d+\.debug)(?:\.(.+))?")
+_ENTRY = re.compile(
+    r"(.+?\.(?:forward|backward|parameters_grad)(?:\.\d+)?|.+?\.\d+(?:\.pass\d+)?\.debug)(?:\.(.+))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class OrientedMapping:
 
 def _read_told(told: dict[str, str], entry: str) -> EntryName:
     name = parse_entry_name(entry)
-    return EntryName(_TOLD, told[entry], "", name.direction, name.call) if entry in told else name
+    return replace(name, prefix=_TOLD, path=told[entry], class_name="") if entry in told else name
 
 
 def _api(entry: str) -> str:

@@ -117,19 +117,19 @@ def _align_entries(
 
 
 def _path(name: EntryName) -> str:
-    return f"{name.prefix}.{name.path}.{name.direction}"
+    return f"{name.prefix}.{name.path}.{name.phase}"
 
 
 def _moved_key(name: EntryName) -> object:
     """By what an entry is known wherever it stands: a module by its path and call; functions are counted differently."""
-    return (name.path, name.direction, name.call) if name.is_module else None
+    return (name.path, name.phase, name.call) if name.is_module else None
 
 
 def _scope(parent: str | None, read: Reader) -> str:
     if not parent:
         return ""
     name = read(parent)
-    return f"{name.path}.{name.direction}" if name.is_module else name.without_call
+    return f"{name.path}.{name.phase}" if name.is_module else name.without_call
 
 
 def _coded(codes: dict[object, int], *columns: object) -> np.ndarray:

@@ -16,7 +16,14 @@ from windtunnel.probe.call_writer import CallWriter as AnyCallWriter
 from windtunnel.probe.call_writer import OpenCall
 from windtunnel.probe.collector import Collector, StepOutput
 from windtunnel.probe.mindspore_elements import WORDS, Elements, tensors_in
-from windtunnel.probe.mindspore_gradients import DIFFERENTIABLE, Call, Edges, node_of, running_node
+from windtunnel.probe.mindspore_gradients import (
+    DIFFERENTIABLE,
+    Call,
+    Edges,
+    current_pass,
+    node_of,
+    running_node,
+)
 
 __all__ = ["CallWriter", "OpenCall"]
 
@@ -26,6 +33,7 @@ class CallWriter(AnyCallWriter):
 
     words = WORDS
     is_recording = staticmethod(_pynative_executor.requires_grad)
+    current_pass = staticmethod(current_pass)
 
     def __init__(self, collector: Collector, elements: Elements) -> None:
         super().__init__(collector, elements)
@@ -86,7 +94,8 @@ class CallWriter(AnyCallWriter):
         """The gradient of a parameter; if of another cell than those that are held, a later node has run."""
         engine = self._engine()
         cell = entry.rpartition(".parameters_grad.")[0]
-        if not any(name.startswith(f"{cell}.backward.") for _, (_, name, _, _) in self._held[engine]):
+        begins = f"{cell}.backward.", f"{cell}.pass"
+        if not any(name.startswith(begins) for _, (_, name, _, _) in self._held[engine]):
             self._write_held(engine)
         return super().gradient(step, entry, key, gradient)
 
@@ -97,21 +106,22 @@ class CallWriter(AnyCallWriter):
 
     def _engine(self) -> int:
         """The backward pass of now; when it ends, what is left of it is written."""
-        engine = _pynative_executor.get_current_autodiff_engine_id()
+        engine = current_pass()
         if engine not in self._held:
             self._held[engine], self._partial[engine] = [], set()
             if engine >= 0:
                 _pynative_executor.queue_backward_final_callback(lambda: self._finish(engine))
         return engine
 
-    def _begun(self, call: Call) -> None:
-        self._partial[self._engine()].add(call)
+    def _begun(self, call: Call, engine: int) -> None:
+        self._engine()
+        self._partial[engine].add(call)
 
     def _finish(self, engine: int) -> None:
         """At the end of a backward: write what some nodes never completed (their outputs were not used)."""
         for call in self._partial.get(engine, ()):
             try:
-                call.finish()
+                call.finish(engine)
             except Exception as error:
                 self.failed(error)
         self._write_held(engine)

@@ -14,11 +14,13 @@ from typing import Any
 
 from mindspore import Tensor
 from mindspore.common import dtype
+from mindspore.graph.api import _pynative_executor
 
 from windtunnel.probe.call_gradients import Call as AnyCall
 
-__all__ = ["DIFFERENTIABLE", "Call", "Edges", "node_of", "running_node"]
+__all__ = ["DIFFERENTIABLE", "Call", "Edges", "current_pass", "node_of", "running_node"]
 
+current_pass = _pynative_executor.get_current_autodiff_engine_id
 DIFFERENTIABLE = frozenset(
     getattr(dtype, name)
     for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -83,6 +85,7 @@ class Call(AnyCall):
     """The backward of one call of MindSpore."""
 
     __slots__ = ()
+    current_pass = staticmethod(current_pass)
 
     def _outputs(self, outputs: Sequence[Tensor]) -> dict[int, Any]:
         nodes: dict[int, Any] = {}

@@ -9,6 +9,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.graph.api import _pynative_executor
 
+from windtunnel.probe.mindspore_gradients import current_pass
 from windtunnel.probe.points import PointWriter as AnyPointWriter
 
 __all__ = ["PointWriter"]
@@ -16,6 +17,9 @@ __all__ = ["PointWriter"]
 
 class PointWriter(AnyPointWriter):
     """Saves single points for one debugger."""
+
+    def current_pass(self) -> int:
+        return current_pass()
 
     def is_recording(self) -> bool:
         return _pynative_executor.requires_grad()

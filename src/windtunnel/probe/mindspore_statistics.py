@@ -13,7 +13,7 @@ from mindspore import Tensor
 
 from windtunnel.probe.elements import Measured
 from windtunnel.probe.mindspore_errors import wait
-from windtunnel.probe.statistics import Statistics, array_statistics, array_xor
+from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, in_own_type
 from windtunnel.probe.tensor_types import element_type, numbers
 
 __all__ = ["MindSporeMeter", "host_array", "plain_array"]
@@ -43,12 +43,12 @@ class MindSporeMeter:
     """Measures tensors, from any thread.
 
     summary_mode "statistics" gives everything but the checksum, "md5" adds the CRC-32, "xor" gives only the xor of the
-    bytes. Sums are always accurate, so `precision` changes nothing.
+    bytes. Sums are always accurate; with precision "low" their results are rounded to the tensor's own type.
     """
 
-    def __init__(self, summary_mode: str, precision: str = "low") -> None:
+    def __init__(self, summary_mode: str, precision: str = "high") -> None:
         self.summary_mode = summary_mode
-        self.precision = precision
+        self._is_low = precision == "low"
         self._wants_crc = summary_mode == "md5"
         self._is_xor = summary_mode == "xor"
 
@@ -61,6 +61,10 @@ class MindSporeMeter:
         """Measure the values of a tensor."""
         if self._is_xor:
             return array_xor(plain_array(array))
+        found = self._exact(array)
+        return in_own_type(found, array.dtype.name) if self._is_low else found
+
+    def _exact(self, array: np.ndarray) -> Statistics:
         if array.dtype.kind not in _KINDS:
             if array.dtype.name == "bfloat16" and not self._wants_crc:
                 return array_statistics(array.view(np.int16), bfloat16=True)

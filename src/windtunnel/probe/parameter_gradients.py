@@ -55,6 +55,7 @@ class _ModuleGradients:
         self.gradients: dict[str, list] = {}  # parameter -> pieces of its element
         self.entry = ""
         self.n_written = 0
+        self.current_pass = -1
         self.handles = [value.register_hook(self._hook(key)) for key, value in wanted.items()]
 
     def _hook(self, key: str) -> Any:
@@ -69,8 +70,10 @@ class _ModuleGradients:
     def _take(self, key: str, gradient: Any) -> None:
         if not self.step.is_open:
             return
-        if key in self.gradients:  # another backward has begun though some parameters had none in the last
-            self.write()
+        running = self.owner.writer.current_pass()
+        if running != self.current_pass or key in self.gradients:
+            self.write()  # another backward has begun though some parameters had none in the last
+        self.current_pass = running
         if not self.gradients:
             entry = f"{self.name}.parameters_grad"
             self.entry = f"{entry}.{self.step.number(entry)}"

@@ -47,6 +47,10 @@ class PointWriter:
             if gradients.waiting:
                 self._waiting.append(gradients)
 
+    def current_pass(self) -> int:
+        """The number of the backward that runs now."""
+        raise NotImplementedError
+
     def is_recording(self) -> bool:
         """Whether gradients will come of what is computed now."""
         raise NotImplementedError
@@ -82,6 +86,7 @@ class _PointGradients:
         self.shape = variable
         self.waiting: set[int] = set()
         self.found: dict[int, Any] = {}
+        self.current_pass = -1
         self.handles: list[Any] = []
         self.shape = self._watch(variable)
 
@@ -102,8 +107,10 @@ class _PointGradients:
 
     def _take(self, number: int, gradient: Any) -> None:
         try:
-            if number in self.found:  # a second backward: the first one is complete
-                self.write()
+            running = self.owner.current_pass()
+            if running != self.current_pass or number in self.found:
+                self.write()  # a second backward: the first one is complete
+            self.current_pass = running
             self.found[number] = self.owner.kept(gradient)
             if len(self.found) == len(self.waiting):
                 self.write()
@@ -116,8 +123,9 @@ class _PointGradients:
             return
         pieces: list = []
         store = self.step.store if self.owner.collector.config.task == "tensor" else None
-        self.owner.encode(pieces, _filled(self.shape, found), self.entry, store)
-        self.owner.collector.put(self.step, self.entry, pieces)
+        entry = self.step.next_pass(self.entry)
+        self.owner.encode(pieces, _filled(self.shape, found), entry, store)
+        self.owner.collector.put(self.step, entry, pieces)
 
     def remove(self) -> None:
         for handle in self.handles:

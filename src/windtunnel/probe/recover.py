@@ -6,15 +6,30 @@ journal.jsonl + dump.json as last flushed ──> dump.json, stack.json, constru
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
+from typing import Any
 
+from windtunnel.errors import CorruptFile
 from windtunnel.probe.atomic_file import replace_file
+from windtunnel.probe.dump_entries import DATA_FILES, DumpEntries
 from windtunnel.probe.journal import JOURNAL_NAME, is_being_written, journal_entries, journal_header
 from windtunnel.probe.json_layout import construct_parts, dump_parts, stack_parts
+from windtunnel.probe.json_stream import read_object
 
-__all__ = ["recover_folder"]
+__all__ = ["Recovery", "complete_files", "recover_folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the files of one step of one rank have now."""
+
+    folder: Path
+    file_name: str
+    n_entries: int
+    n_added: int  # of these, entries that were only in the journal
+    last: str  # entry; "" without any
 
 
 def recover_folder(folder: Path | str) -> int:
@@ -22,16 +37,37 @@ def recover_folder(folder: Path | str) -> int:
 
     A folder without a journal, or of a process that still runs, is left alone: 0. Raises OSError.
     """
-    folder = Path(folder)
+    done = complete_files(Path(folder))
+    return 0 if done is None else done.n_entries
+
+
+def complete_files(folder: Path) -> Recovery | None:
+    """The same with what was done; None if there was nothing to do.
+
+    A file that is complete is never written again. A second kill in the middle of this loses nothing: files are replaced
+    as a whole, and the journal goes last.
+    """
     found = journal_header(folder)
-    if found is None or is_being_written(folder):
-        return 0
+    if found is None or found[0] not in DATA_FILES or is_being_written(folder):
+        return None
     file_name, header = found
-    if file_name not in ("dump.json", "debug.json"):
-        return 0
     # What was flushed while a full disk kept the journal from growing is in the files only; so they come first.
-    flushed = _load(folder / file_name).get("data", {})
-    bodies = {name: json.dumps(body) for name, body in flushed.items()}
+    files = (file_name,) if (folder / file_name).is_file() else ()
+    entries = DumpEntries(folder, files)
+    bodies = {name: json.dumps(body) for name, body in entries}
+    if entries.header.get("complete") is True:
+        (folder / JOURNAL_NAME).unlink()
+        return None
+    lines = (f"{quote(name)}: {body}".encode() for name, body in bodies.items())
+    _write_others(folder, is_debug=file_name == "debug.json")
+    replace_file(folder, file_name, dump_parts(header | {"complete": False, "recovered": True}, lines))
+    (folder / JOURNAL_NAME).unlink()
+    last = next(reversed(bodies), "")
+    return Recovery(folder, file_name, len(bodies), entries.n_recovered, last)
+
+
+def _write_others(folder: Path, *, is_debug: bool) -> None:
+    """stack.json and construct.json, unless the config did without them."""
     parents = {name: json.dumps(parent) for name, parent in _load(folder / "construct.json").items()}
     stacks: dict[tuple[str, ...], int] = {}
     stack_of: dict[str, int] = {}
@@ -39,27 +75,21 @@ def recover_folder(folder: Path | str) -> int:
         number = stacks.setdefault(tuple(frames), len(stacks))
         stack_of.update((quote(name), number) for name in names)
     for kind, name, text in journal_entries(folder):
-        if kind == "entry":
-            bodies[name] = text
-        elif kind == "parent":
+        if kind == "parent":
             parents[name] = text
-        else:
+        elif kind == "stack":
             stack_of[quote(name)] = stacks.setdefault(tuple(json.loads(text)), len(stacks))
-    lines = (f"{quote(name)}: {body}".encode() for name, body in bodies.items())
-    replace_file(folder, file_name, dump_parts(header | {"complete": False}, lines))
-    if (folder / "stack.json").exists():
-        replace_file(folder, "stack.json", stack_parts(stacks, stack_of))
-    if (folder / "construct.json").exists():
-        lines = (f"{quote(name)}: {parent}".encode() for name, parent in parents.items())
-        replace_file(folder, "construct.json", construct_parts(lines))
-    (folder / JOURNAL_NAME).unlink()
-    return len(bodies)
+    is_there = (folder / "stack.json").exists() or (folder / "construct.json").exists()
+    if is_debug or not (is_there or stack_of or parents):
+        return
+    replace_file(folder, "stack.json", stack_parts(stacks, stack_of))
+    lines = (f"{quote(name)}: {parent}".encode() for name, parent in parents.items())
+    replace_file(folder, "construct.json", construct_parts(lines))
 
 
-def _load(path: Path) -> dict:
+def _load(path: Path) -> dict[str, Any]:
     """A JSON file of ours; empty if it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            return value
-    return {}
+    try:
+        return read_object(path)
+    except CorruptFile:
+        return {}

@@ -9,7 +9,7 @@ finite, or so small that squares vanished, is computed once more with care, so a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ __all__ = [
     "Statistics",
     "array_statistics",
     "array_xor",
+    "in_own_type",
     "memory_statistics",
     "needs_care",
     "statistics_json",
@@ -90,6 +91,22 @@ def array_xor(array: np.ndarray) -> Statistics:
     return Statistics(crc=xor_text(word))
 
 
+def in_own_type(found: Statistics, type_name: str) -> Statistics:
+    """The same with mean and norm as the tensor's own type holds them: precision "low".
+
+    In float16 a norm above 65504 is infinite. Integers and 8-bit floats cannot hold a mean, and keep the exact figures.
+    """
+    kind = _OWN_TYPES.get(type_name.rpartition(".")[2].lower())
+    if kind is None or found.mean is None or found.norm is None:
+        return found
+    with np.errstate(over="ignore"):
+        figures = np.array([found.mean, found.norm]).astype(kind or np.float32)
+    if kind == _BFLOAT16:
+        figures = _to_bfloat16(figures)
+    mean, norm = map(float, figures)
+    return replace(found, mean=mean, norm=norm)
+
+
 def statistics_json(found: Statistics, *, strict: bool = False) -> tuple[str, str]:
     """The figures msProbe writes, and those it does not, as text to stand between other keys of a JSON object.
 
@@ -141,6 +158,13 @@ def _numpy_statistics(array: np.ndarray, crc: bool, bfloat16: bool) -> Statistic
     return found
 
 
+def _to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Floats of 32 bits to the nearest of which 16 are zero; ties to even."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return np.where(np.isnan(values), values, rounded.astype(np.uint32).view(np.float32))
+
+
 def _is_finite(found: Statistics) -> bool:
     mixed = (found.max - found.min) * 0.0 + (found.mean + found.norm) * 0.0
     return mixed == 0.0  # false for NaN, which is what zero times infinity is
@@ -164,6 +188,11 @@ def _python_text(sketch: tuple[float, ...]) -> str:
     return ", ".join([f"{number:.7e}" for number in sketch])
 
 
+_BFLOAT16 = ""  # numpy has no such type
+_OWN_TYPES = {
+    "float16": "f2", "bfloat16": _BFLOAT16, "float32": "f4", "float64": "f8", "complex32": "f2", "complex64": "f4",
+    "complex128": "f8",
+}  # fmt: skip
 _sketch_text = _python_text if fused is None else fused.text
 _CODES = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",

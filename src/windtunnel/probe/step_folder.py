@@ -48,6 +48,7 @@ class StepFolder:
     ) -> None:
         self.path = Path(folder)
         self.n_lost = 0  # records that are in no file; known after close
+        self.is_complete = False  # all files are written; known after close
         self._header = dict(header)
         self._file_name = file_name
         self._extra_info = extra_info
@@ -153,10 +154,12 @@ class StepFolder:
             self._is_closed = True
             if self._journal is not None:
                 self._journal.remove() if is_written else self._journal.close()
+            self.is_complete = is_written
             if not is_written:
-                self.n_lost += len(self._entries)
+                n_missing = len(self._entries) or len(self._parents)  # of a structure there are only names
+                self.n_lost += n_missing
                 tell(
-                    f"{self.path} could not be completed, so up to {len(self._entries)} collected entries are missing "
+                    f"{self.path} could not be completed, so up to {n_missing} collected entries are missing "
                     f"there; free space or choose another dump_path, and run again"
                 )
 

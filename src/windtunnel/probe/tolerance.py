@@ -31,7 +31,7 @@ from windtunnel.probe.noise import (
 )
 from windtunnel.probe.pair_numbers import SKETCH, STATISTICS, PairNumbers
 
-__all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "type_eps"]
+__all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "one_operation", "type_eps"]
 
 EQUAL, ROUNDING, DIFFERENT = 0, 1, 2
 
@@ -110,6 +110,15 @@ def type_eps(name: str) -> float:
     return _EPS.get(name.rpartition(".")[2].lower(), 0.0)
 
 
+def one_operation(words: Vocabulary) -> np.ndarray:
+    """For every type of the vocabulary, the error that one operation's rounding may make."""
+    return _one_operation(np.array([type_eps(name) for name in words.dtypes] or [0.0]))
+
+
+def _one_operation(eps: np.ndarray) -> np.ndarray:
+    return np.maximum(_ONE_OP * np.minimum(eps, _EPS32), _ONE_OP_LOW * eps)
+
+
 def _allowed(
     place: np.ndarray, error: np.ndarray, eps: np.ndarray, roles: np.ndarray, n_entries: int
 ) -> np.ndarray:
@@ -121,7 +130,7 @@ def _allowed(
     coarsest = np.maximum.accumulate(_per_entry(eps, place, n_entries))
     noise = np.where(is_output, np.maximum(before, noise_in)[place], before[place])
     limit = np.maximum(_MANY_OPS * np.minimum(coarsest[place], _EPS32), _MANY_OPS_LOW * coarsest[place])
-    one_op = np.maximum(_ONE_OP * np.minimum(eps, _EPS32), _ONE_OP_LOW * eps)
+    one_op = _one_operation(eps)
     carried = np.where(is_output, np.minimum(noise_in[place], limit), limit) * _CARRIED
     grown = np.minimum(_GROWTH * noise, np.where(is_output, limit, carried))
     allowed = np.maximum(one_op, np.where(is_output, np.maximum(grown, carried), grown))

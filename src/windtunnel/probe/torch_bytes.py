@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy
 import torch
 
-from windtunnel.probe.torch_plain import plain_tensor
+from windtunnel.probe.torch_plain import is_in_storage, plain_tensor
+from windtunnel.probe.torch_transforms import outside
 
 __all__ = ["host_bytes", "tensor_with_bytes"]
 
@@ -16,12 +17,15 @@ __all__ = ["host_bytes", "tensor_with_bytes"]
 def tensor_with_bytes(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor whose bytes can be saved (of a distributed tensor the local part); None if there is none."""
     with torch._C.DisableTorchFunction():
-        return plain_tensor(tensor)
+        plain = plain_tensor(tensor)
+        if plain is None or not plain.is_cpu or plain.numel() == 0:
+            return plain
+        return plain if plain.data_ptr() and is_in_storage(plain) else None
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes as they are now: of live memory for contiguous tensors on the CPU, which must be held."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+    with outside(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         plain = tensor.detach()
         if plain.device.type != "cpu":
             plain = plain.to("cpu")

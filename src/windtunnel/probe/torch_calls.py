@@ -15,7 +15,7 @@ from windtunnel.probe.call_writer import CallWriter as AnyCallWriter
 from windtunnel.probe.call_writer import OpenCall
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.torch_elements import WORDS, Elements, tensors_in
-from windtunnel.probe.torch_gradients import Call, Edges
+from windtunnel.probe.torch_gradients import Call, Edges, current_pass
 
 __all__ = ["CallWriter", "OpenCall"]
 
@@ -25,6 +25,7 @@ class CallWriter(AnyCallWriter):
 
     words = WORDS
     is_recording = staticmethod(torch.is_grad_enabled)
+    current_pass = staticmethod(current_pass)
 
     def __init__(self, collector: Collector, elements: Elements) -> None:
         super().__init__(collector, elements)
@@ -50,8 +51,7 @@ class CallWriter(AnyCallWriter):
             keep = [tensor.is_floating_point() or tensor.is_complex() for tensor in call.tensors]
         Call(call.edges, tensors, done, self._begun, self.failed, keep, by_edge=not is_module)
 
-    def _begun(self, call: Call) -> None:
-        task = torch._C._current_graph_task_id()  # threads may run backward at the same time
+    def _begun(self, call: Call, task: int) -> None:
         if task not in self._partial:
             self._partial[task] = set()
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(task))
@@ -61,7 +61,7 @@ class CallWriter(AnyCallWriter):
         """At the end of a backward: write what some nodes never completed (their outputs were not used)."""
         for call in self._partial.pop(task, ()):
             try:
-                call.finish()
+                call.finish(task)
             except Exception as error:
                 self.failed(error)
 

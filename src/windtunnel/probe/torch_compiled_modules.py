@@ -235,9 +235,9 @@ class GraphNotes:
         parents = [parent for parent in map(backward_of, call.parents) if parent is not None]
         if not writer.selection.is_open and not writer.selection.wants(name, parents):
             return
-        store = writer.store_for(call.step, name)
+        entry, store = call.step.next_pass(name), writer.store_for(call.step, name)
         if writer.finder is not None:
-            if not writer.finder.found(name, outputs, inputs):
+            if not writer.finder.found(entry, outputs, inputs):
                 return
             store = call.step.store
         sides = [("input", outputs)] if writer.has_input else []
@@ -245,10 +245,10 @@ class GraphNotes:
         pieces: list = ["{"]
         for index, (side, gradients) in enumerate(sides):
             pieces.append(f'{", " if index else ""}"{side}": ')
-            writer.elements.listed(pieces, gradients, f"{name}.{side}", store)
+            writer.elements.listed(pieces, gradients, f"{entry}.{side}", store)
         pieces.append("}")
         parent = backward_of(call.parents[-1]) if call.parents else None
-        self.collector.put(call.step, name, pieces, None, parent, writer.has_parents)
+        self.collector.put(call.step, entry, pieces, None, parent, writer.has_parents)
 
     def _calls(self) -> list[_GraphCall]:
         found = getattr(self._open, "calls", None)

@@ -10,6 +10,7 @@ only that they are the nodes of the trace. So nothing is put between two modules
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -196,8 +197,8 @@ def _trace() -> Any:
     return torch._guards.TracingContext.try_get()
 
 
-def _finish_later(call: Call) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(call.finish)
+def _finish_later(call: Call, number: int) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(partial(call.finish, number))
 
 
 def _failed(error: Exception) -> None:

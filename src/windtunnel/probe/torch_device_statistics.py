@@ -18,7 +18,8 @@ import torch
 
 from windtunnel.probe.checksum import crc32, crc_text, xor_text, xor_words
 from windtunnel.probe.sketch import FOLDS, NUMBERS, ROW, column_weights, row_weights
-from windtunnel.probe.statistics import Statistics
+from windtunnel.probe.statistics import Statistics, in_own_type
+from windtunnel.probe.torch_transforms import outside
 
 __all__ = ["DeviceQueue"]
 
@@ -35,8 +36,9 @@ class HasStatistics(Protocol):
 class DeviceQueue:
     """Tensors whose statistics are still on their devices. May be used from several threads."""
 
-    def __init__(self, summary_mode: str, most_bytes: int = 1 << 28) -> None:
+    def __init__(self, summary_mode: str, precision: str = "high", *, most_bytes: int = 1 << 28) -> None:
         self._mode = summary_mode
+        self._is_low = precision == "low"
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
@@ -65,11 +67,13 @@ class DeviceQueue:
             waiting, self._waiting, self._n_bytes = self._waiting, [], 0
         if not waiting:
             return
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        with outside(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
             found = _fetch([chunk for one in waiting for chunk in one.chunks])
             for one in waiting:
                 chunks = [next(found) for _ in one.chunks]
                 stats = one.combine(chunks) if chunks else Statistics()
+                if self._is_low:
+                    stats = in_own_type(stats, str(one.dtype))
                 if one.copy is not None:
                     data = one.copy.cpu().numpy()
                     stats.crc = crc_text(crc32(data)) if self._mode == "md5" else xor_text(xor_words(data))
@@ -128,7 +132,7 @@ class _Waiting:
         self.chunks: list[torch.Tensor] = []
         self.copy: torch.Tensor | None = None
         self._n = tensor.numel()
-        self._dtype = tensor.dtype
+        self.dtype = tensor.dtype
         value = np.float64 if _summed(tensor[:1]).dtype in (torch.float64, torch.complex128) else np.float32
         self._value = np.dtype(value)
         self._range = (
@@ -151,7 +155,7 @@ class _Waiting:
         n_nan, n_inf, n_zero = counts.tolist()
         high, low = (math.nan, math.nan) if n_nan else (max(highs), min(lows))
         numbers = tuple(sketch.tolist()) if np.isfinite(sketch).all() else None
-        if self._dtype is torch.bool:
+        if self.dtype is torch.bool:
             return Statistics(bool(high), bool(low), None, None, 0, 0, n_zero, numbers)
         norm = math.nan if n_nan else squares
         return Statistics(high, low, total / self._n, norm, n_nan, n_inf, n_zero, numbers)

@@ -19,13 +19,21 @@ from windtunnel.probe.elements import Measured, Pieces
 from windtunnel.probe.tensor_slices import tensor_index
 from windtunnel.probe.tensor_store import TensorStore
 from windtunnel.probe.torch_bytes import host_bytes, tensor_with_bytes
+from windtunnel.probe.torch_transforms import is_inside, kind_of_wrapper, outside, unwrapped
 from windtunnel.probe.values import ValueWords
 
 __all__ = ["WORDS", "Elements", "Pieces", "tensors_in"]
 
 _DTYPES: dict[torch.dtype, str] = {}
 
-WORDS = ValueWords(torch.Tensor, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is now; inside a transform of torch.func nothing can be marked to need a gradient."""
+    copy = tensor.detach().clone()
+    return copy if is_inside() else copy.requires_grad_(tensor.requires_grad)
+
+
+WORDS = ValueWords(torch.Tensor, _copy)
 tensors_in = WORDS.tensors_in
 
 
@@ -37,15 +45,17 @@ class Elements(AnyElements):
 
     def tensor(self, out: Pieces, tensor: torch.Tensor, stem: str, store: TensorStore | None) -> Measured:
         """Append one tensor, and save its bytes if there is a store."""
+        middle = ', "requires_grad": true' if tensor.requires_grad else ', "requires_grad": false'
+        wrapper = kind_of_wrapper(tensor)
+        if wrapper is not None:
+            tensor = _inner(tensor)
         if self.slices:
             index = tensor_index(self.slices, tensor.shape)
             if index is not None:
-                tensor = tensor.detach()[index].requires_grad_(
-                    tensor.requires_grad and tensor.is_floating_point()
-                )
+                with outside():
+                    tensor = tensor.detach()[index]
         measured = self.meter.measure(tensor)
-        head = _head(tensor)
-        middle = ', "requires_grad": true' if tensor.requires_grad else ', "requires_grad": false'
+        head = _head(tensor, wrapper)
         if store is not None:
             name = self._save(tensor, measured, stem, store)
             middle += f', "data_name": {quote(name)}' if name else ""
@@ -90,8 +100,16 @@ def _dtype(tensor: torch.Tensor) -> str:
     return name
 
 
-def _head(tensor: torch.Tensor) -> str:
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    """What a transform of torch.func has wrapped, as far as it can be had."""
+    found = unwrapped(tensor)
+    return tensor if found is None else found
+
+
+def _head(tensor: torch.Tensor, wrapper: str | None) -> str:
     kind = type(tensor)
+    if wrapper is not None and not tensor.is_nested:
+        return f'{{"type": "{wrapper}", "dtype": "{_dtype(tensor)}", "shape": {_sizes(tensor)}'
     if (kind is torch.Tensor or kind is torch.nn.Parameter) and not tensor.is_nested:
         return f'{{"type": "torch.Tensor", "dtype": "{_dtype(tensor)}", "shape": {[*tensor.shape]}'
     name = kind.__name__ if kind.__name__ in _KINDS else "torch.Tensor"

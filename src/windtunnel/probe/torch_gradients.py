@@ -16,8 +16,9 @@ import torch
 
 from windtunnel.probe.call_gradients import Call as AnyCall
 
-__all__ = ["Call", "Edges", "sequence_number"]
+__all__ = ["Call", "Edges", "current_pass", "sequence_number"]
 
+current_pass = torch._C._current_graph_task_id  # threads may run backward at the same time
 sequence_number = torch._C._autograd._get_sequence_nr
 LEAF = 2**64 - 1  # the sequence number of the node that accumulates into a leaf
 
@@ -51,6 +52,7 @@ class Call(AnyCall):
     """The backward of one call of torch."""
 
     __slots__ = ()
+    current_pass = staticmethod(current_pass)
 
     def _outputs(self, outputs: Sequence[torch.Tensor]) -> dict[int, Any]:
         nodes: dict[int, Any] = {}

@@ -10,12 +10,16 @@ from typing import Any
 import torch
 
 from windtunnel.probe.points import PointWriter as AnyPointWriter
+from windtunnel.probe.torch_gradients import current_pass
 
 __all__ = ["PointWriter"]
 
 
 class PointWriter(AnyPointWriter):
     """Saves single points for one debugger."""
+
+    def current_pass(self) -> int:
+        return current_pass()
 
     def is_recording(self) -> bool:
         return torch.is_grad_enabled()

@@ -12,11 +12,18 @@ import numpy as np
 import torch
 
 from windtunnel.probe.elements import Measured
-from windtunnel.probe.statistics import Statistics, array_statistics, array_xor, memory_statistics
+from windtunnel.probe.statistics import (
+    Statistics,
+    array_statistics,
+    array_xor,
+    in_own_type,
+    memory_statistics,
+)
 from windtunnel.probe.torch_device_statistics import DeviceQueue
 from windtunnel.probe.torch_host_array import host_array
 from windtunnel.probe.torch_memory_cache import MemoryCache
-from windtunnel.probe.torch_plain import PLAIN_TYPES, plain_tensor
+from windtunnel.probe.torch_plain import PLAIN_TYPES, is_in_storage, plain_tensor
+from windtunnel.probe.torch_transforms import outside
 
 __all__ = ["Measured", "TorchMeter"]
 
@@ -25,16 +32,16 @@ class TorchMeter:
     """Measures tensors, from any thread.
 
     summary_mode "statistics" gives everything but the checksum, "md5" adds the CRC-32, "xor" gives only the xor of the
-    bytes. Sums are always accurate, so `precision` changes nothing.
+    bytes. Sums are always accurate; with precision "low" their results are rounded to the tensor's own type.
     """
 
-    def __init__(self, summary_mode: str, precision: str = "low") -> None:
+    def __init__(self, summary_mode: str, precision: str = "high") -> None:
         self.summary_mode = summary_mode
-        self.precision = precision
+        self._is_low = precision == "low"
         self._wants_crc = summary_mode == "md5"
         self._is_xor = summary_mode == "xor"
         self._cache = MemoryCache()
-        self._queue = DeviceQueue(summary_mode)
+        self._queue = DeviceQueue(summary_mode, precision)
 
     def measure(self, tensor: torch.Tensor) -> Measured:
         """Measure a tensor as it is now; never raises: a tensor that cannot be measured has statistics of None."""
@@ -68,7 +75,7 @@ class TorchMeter:
         code, item_size = kind
         address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
         if address == 0:
-            return self._nothing(tensor)
+            return self._measure_odd(tensor) if tensor._is_zerotensor() else self._nothing(tensor)
         storage = tensor.untyped_storage()
         n_bytes = storage.nbytes()
         try:
@@ -82,7 +89,9 @@ class TorchMeter:
         room = n_bytes - tensor.storage_offset() * item_size
         stats = memory_statistics(address, room, code, shape, strides, self._wants_crc)
         if stats is None:
-            stats = self._array_statistics(tensor) if _is_inside(tensor) else Statistics()
+            stats = self._array_statistics(tensor) if is_in_storage(tensor) else Statistics()
+        else:
+            stats = self._rounded(stats, tensor.dtype)
         measured = Measured(stats, next(_SERIALS))
         if place is not None:
             self._cache.remember(place, storage, item_size, measured)
@@ -97,13 +106,13 @@ class TorchMeter:
 
     def _measure_any(self, tensor: torch.Tensor) -> Measured:
         """Measure what is not plain, by torch's own operations where there is no other way; nobody is to see them."""
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with outside(), torch._C._DisableTorchDispatch(), torch.no_grad():
             plain = plain_tensor(tensor)
             if plain is None:
                 return Measured(Statistics(), None)
             if not plain.is_cpu:
                 return self._nothing(plain) if plain.numel() == 0 else self._measure_later(plain.detach())
-            if plain.data_ptr() == 0 or not _is_inside(plain):
+            if plain.data_ptr() == 0 or not is_in_storage(plain):
                 return self._nothing(plain)
             kind = _KINDS.get(plain.dtype)
             if kind is not None and not self._is_xor and not plain.is_neg():
@@ -121,32 +130,30 @@ class TorchMeter:
         """The way of numpy: for complex numbers and rare types, and where one quick pass is not enough or cannot be."""
         crc, dtype = self._wants_crc, tensor.dtype
         if tensor.is_conj() or tensor.is_neg():
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
+            with outside(), torch._C._DisableTorchDispatch(), torch.no_grad():
                 tensor = tensor.detach().resolve_conj().resolve_neg()
         if dtype is torch.bfloat16:
-            return array_statistics(host_array(tensor, np.int16), crc=crc, bfloat16=True)
+            return self._rounded(
+                array_statistics(host_array(tensor, np.int16), crc=crc, bfloat16=True), dtype
+            )
         if dtype in _IN_NUMPY:
-            return array_statistics(host_array(tensor, _IN_NUMPY[dtype]), crc=crc)
+            return self._rounded(array_statistics(host_array(tensor, _IN_NUMPY[dtype]), crc=crc), dtype)
         found = Statistics()
         if dtype in _BY_FLOAT:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
+            with outside(), torch._C._DisableTorchDispatch(), torch.no_grad():
                 found = array_statistics(tensor.detach().float().numpy())
         if crc:
             found.crc = array_statistics(_words(tensor), crc=True).crc
         return found
+
+    def _rounded(self, found: Statistics, dtype: torch.dtype) -> Statistics:
+        return in_own_type(found, str(dtype)) if self._is_low else found
 
     def _nothing(self, tensor: torch.Tensor) -> Measured:
         """An empty tensor, or one without memory."""
         if tensor.numel() or not (self._wants_crc or self._is_xor):
             return Measured(Statistics(), None)
         return Measured(Statistics(crc="00000000" if self._wants_crc else f"0x{0:016x}"), None)
-
-
-def _is_inside(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in its storage: a storage can be made smaller under its tensors."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return end <= tensor.untyped_storage().nbytes()
 
 
 def _words(tensor: torch.Tensor) -> np.ndarray:

@@ -114,18 +114,20 @@ def find_divergence(found: RankComparison) -> Divergence | None:
     different = np.flatnonzero(found.judged == DIFFERENT)
     at_value = int(found.place[different[0]]) if len(different) else n
     at_call = at_lone = n
+    lone = np.flatnonzero(~found.is_excused[found.lone_place])
     if found.is_strict:
-        alone = np.flatnonzero((found.match.entry_a < 0) | (found.match.entry_b < 0))
+        is_lone = (found.match.entry_a < 0) | (found.match.entry_b < 0)
+        alone = np.flatnonzero(is_lone & ~found.is_excused)
         alone = alone[alone < found.last_place]
         at_call = int(alone[0]) if len(alone) else n
-        at_lone = int(found.lone_place[0]) if len(found.lone_place) else n
+        at_lone = int(found.lone_place[lone[0]]) if len(lone) else n
     place = min(at_value, at_call, at_lone)
     if place == n:
         return None
     if place == at_call:
         return _lone_call(found, place)
-    if place == at_lone and not (place == at_value and _is_before(found, int(different[0]))):
-        return _lone_value(found)
+    if place == at_lone and not (place == at_value and _is_before(found, int(different[0]), int(lone[0]))):
+        return _lone_value(found, int(lone[0]))
     return _value(found, int(different[0]))
 
 
@@ -141,9 +143,9 @@ def item_rows(found: RankComparison, place: int) -> list[ItemRow]:
     return rows
 
 
-def _is_before(found: RankComparison, index: int) -> bool:
+def _is_before(found: RankComparison, index: int, lone: int) -> bool:
     """Whether a pair's value comes before the lone one of the same call: inputs before outputs."""
-    row = int(found.lone_row[0])
+    row = int(found.lone_row[lone])
     columns = found.a.columns if row >= 0 else found.b.columns
     role = found.words.roles[int(columns.suffix[row if row >= 0 else ~row])]
     return int(found.role[index]) <= role
@@ -185,12 +187,12 @@ def _lone_call(found: RankComparison, place: int) -> Divergence:
     return _divergence(found, place, ("", ""), kind, math.nan, (f"{sentence}; {before}",))
 
 
-def _lone_value(found: RankComparison) -> Divergence:
-    row = int(found.lone_row[0])
+def _lone_value(found: RankComparison, lone: int) -> Divergence:
+    row = int(found.lone_row[lone])
     columns = found.a.columns if row >= 0 else found.b.columns
     has, lacks = ("A", "B") if row >= 0 else ("B", "A")
     suffix = _suffix(found, columns.suffix[row if row >= 0 else ~row])
-    place = int(found.lone_place[0])
+    place = int(found.lone_place[lone])
     sentence = f"{has} has a value there, {lacks} has none"
     if "grad" in found.name(place) or ".backward" in found.name(place):
         sentence += ": no gradient reached it"

@@ -387,3 +387,21 @@ def test_the_config_is_read_again_while_dump_enable_stands_in_it(tmp_path):
     debugger.step()
     assert not (tmp_path / "dump" / "step0").exists()
     assert read_dump(tmp_path, 1).names() == ["point.0.debug"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "mean", "norm"),
+    [
+        ("float16", "low", 20000.0, np.inf),
+        ("float16", "high", 20000.0, 20000.0 * 1000**0.5),
+        ("bfloat16", "low", 19968.0, 630784.0),
+        ("bfloat16", "high", 19968.0, 19968.0 * 1000**0.5),
+        ("float32", "high", 20000.0, 20000.0 * 1000**0.5),
+    ],
+)
+def test_precision_low_has_mean_and_norm_in_the_type_of_the_tensor(tmp_path, kind, precision, mean, norm):
+    values = Tensor(np.full(1000, 20000.0, np.float32)).astype(getattr(ms, kind))
+    dump = probe(tmp_path, lambda: ops.cast(values, ms.float64), precision=precision, task="statistics")
+    element = dump["Functional.cast.0.forward"]["input_args"][0]
+    assert element["Mean"] == mean
+    assert element["Norm"] == (norm if precision == "low" else pytest.approx(norm))

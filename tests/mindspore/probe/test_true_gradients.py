@@ -128,3 +128,13 @@ def test_without_gradients_there_is_no_backward(tmp_path):
     debugger.stop()
     debugger.step()
     assert read_dump(tmp_path).names() == ["Functional.matmul.0.forward"]
+
+
+def test_a_gradient_of_a_gradient_is_a_second_pass(tmp_path):
+    # What the first pass hands on is made of the call's own output, so the second runs through the call once more.
+    dump = _dump(tmp_path, lambda x: ms.grad(lambda z: ops.tanh(z).sum())(x).sum(), 0.1 * A)
+    y = np.tanh(0.1 * A)
+    _equal(dump.arrays("Functional.tanh.0.backward", "input"), [np.ones_like(A)])
+    _equal(dump.arrays("Functional.tanh.0.backward", "output"), [1 - y**2])
+    _equal(dump.arrays("Functional.tanh.0.pass2.backward", "input"), [-2 * y])
+    _equal(dump.arrays("Functional.tanh.0.pass2.backward", "output"), [-2 * y * (1 - y**2)])
