@@ -111,7 +111,7 @@ def test_wrong_usage_exits_2(argv, capsys):
     [
         (["rum", "train.py"], "there is no verb 'rum'", "did you mean `windtunnel run`?"),
         (["train.py"], "there is no verb 'train.py'", "windtunnel run train.py"),
-        (["fly"], "there is no verb 'fly'", "use one of run, remat, replay, compare, view, devices"),
+        (["fly"], "there is no verb 'fly'", "use one of run, remat, replay, compare, recover, view, devices"),
         (
             ["run", "--devcie", "h100", "train.py"],
             "there is no option --devcie",

@@ -107,7 +107,9 @@ def test_a_module_runs_as_with_python_m(tmp_path):
 
 
 def test_an_interrupt_keeps_what_ran_and_leaves_nothing_behind(tmp_path):
-    process = _start("run", "--world-size", "2", "--ranks", "all", SCRIPTS / "forever.py", cwd=tmp_path)
+    process = _start(
+        "run", "--world-size", "2", "--ranks", "all", "--jobs", "2", SCRIPTS / "forever.py", cwd=tmp_path
+    )
     children = []
     for line in process.stdout:
         if "three steps" in line:
