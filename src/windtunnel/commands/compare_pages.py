@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from windtunnel import __version__
 from windtunnel.errors import CorruptFile
@@ -26,6 +26,7 @@ from windtunnel.report.comparison_table import render_comparison
 from windtunnel.report.json_file import read_report
 from windtunnel.report.page_comparison import comparison_document
 from windtunnel.report.page_file import read_page_document
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.run_difference import run_difference
 from windtunnel.report.web_page import page_bytes
 
@@ -70,7 +71,7 @@ def _page_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _text(renderable: RenderableType) -> str:
-    console = Console(file=StringIO(), highlight=False, width=Console().width)
+    console = PlainConsole(file=StringIO(), width=PlainConsole().width)
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()

@@ -10,10 +10,10 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from windtunnel.devices import DeviceProfile, find_device, known_devices
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.units import GIB
 
 __all__ = ["add_arguments", "run"]
@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps({id: asdict(device) for id, device in devices.items()}, indent=1))
         return 0
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(_table(devices))
     console.print(_link_table(devices))
     print("\nnext: windtunnel run --device h100 train.py   (or: windtunnel devices --toml h100 > mine.toml)")

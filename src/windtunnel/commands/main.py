@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from windtunnel.errors import WindtunnelError
 from windtunnel.frameworks import load_door
+from windtunnel.terminal_text import plain_text
 
 __all__ = ["main"]
 
@@ -34,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WindtunnelError as error:
-        print(f"windtunnel: {error.message}", file=sys.stderr)
+        print(plain_text(f"windtunnel: {error.message}"), file=sys.stderr)
         if error.hint:
-            print(f"  next: {error.hint}", file=sys.stderr)
+            print(plain_text(f"  next: {error.hint}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("windtunnel: interrupted", file=sys.stderr)
@@ -52,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(2, f"windtunnel: {message}\n  next: {self.prog} --help\n")
+        self.exit(2, plain_text(f"windtunnel: {message}\n  next: {self.prog} --help\n"))
 
 
 def _module(verb: str) -> ModuleType:

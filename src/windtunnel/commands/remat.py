@@ -40,10 +40,12 @@ from windtunnel.remat.program import Program, read_program
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
 from windtunnel.report.page_remat import remat_part
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.remat_file import remat_text, write_remat
 from windtunnel.report.remat_picture import draw_remat
 from windtunnel.report.remat_result import CostSource, RematResult, use_lines
 from windtunnel.report.remat_table import render_remat
+from windtunnel.terminal_text import plain_json, plain_text
 from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, format_bytes, parse_bytes
 
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out or _OUT) if request is not None or args.out else None
     if folder is not None and not (source is not None and is_folder_of(args.script, folder)):
         prepare_folder(folder, args.force)
-    console = Console(stderr=args.json, highlight=False)
+    console = PlainConsole(stderr=args.json)
     if request is not None:
         source = _dry_run(request, console, args.verbose)
     assert source is not None  # read, or recorded just now
@@ -154,10 +156,10 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         result = _write(folder, result, writes_page=not args.no_html)
     if args.json:
-        sys.stdout.write(remat_text(result))
+        sys.stdout.write(plain_json(remat_text(result)))
     else:
         console.print(render_remat(result))
-        print(f"\n{_next(args, folder, result)}")
+        print(plain_text(f"\n{_next(args, folder, result)}"))
     return 0 if curve.fits else 4
 
 
@@ -349,7 +351,9 @@ def _next(args: argparse.Namespace, folder: Path | None, result: RematResult) ->
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on the terminal, once it is worth showing; it vanishes when done."""
     started = time.monotonic()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("simulating thresholds", total=None, visible=False)
 
         def on_progress(done: int, total: int) -> None:

@@ -11,8 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from windtunnel.capture.framework_choice import framework_of
 from windtunnel.commands.page_stage import PAGE
 from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
@@ -22,7 +20,9 @@ from windtunnel.commands.simulation import Simulation, simulate
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import report_text
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.terminal import show_run
+from windtunnel.terminal_text import plain_json, plain_text
 
 __all__ = ["add_arguments", "read_request", "run"]
 
@@ -109,16 +109,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     request = read_request(args)
     prepare_folder(request.folder, args.force)
-    console = Console(stderr=args.json, highlight=False)
+    console = PlainConsole(stderr=args.json)
     with Screen(console, request, shows_every_rank=args.verbose) as screen:
         simulation = simulate(request, screen.on_line, screen.watch, screen.tell)
     screen.show_failures(simulation.result)
     try:
         if args.json:
-            sys.stdout.write(report_text(simulation.result))
+            sys.stdout.write(plain_json(report_text(simulation.result)))
         else:
             show_run(console, simulation.result)
-            print(_next(request, simulation))
+            print(plain_text(_next(request, simulation)))
         sys.stdout.flush()
     except BrokenPipeError:
         screen.close_stdout()  # `| head`: the files and the exit code still count

@@ -35,7 +35,7 @@ _RUNNING_NAMED = 4  # ranks
 _LONGEST = 2000  # characters of a line; run.log has the rest
 _TAIL_LINES = 40  # of a failed rank that was not shown
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[^\[]")  # all but colours
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 class Screen:

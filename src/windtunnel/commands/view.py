@@ -17,14 +17,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from windtunnel.commands.compare_pages import comparison_page, is_run_folder, precision_page
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import REPORT, read_carefully, saved_page
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import read_report
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.terminal import show_run
+from windtunnel.terminal_text import plain_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,8 +80,8 @@ def _check_folder(folder: Path) -> None:
 
 def _print_report(folder: Path) -> int:
     with read_carefully(folder / REPORT):
-        show_run(Console(highlight=False), read_report(folder / REPORT))
-    name = shlex.quote(str(folder))
+        show_run(PlainConsole(), read_report(folder / REPORT))
+    name = plain_text(shlex.quote(str(folder)))
     print(f"\nnext: windtunnel view {name}   (the same as a page)")
     print(f"      windtunnel replay {name}   (the same run through other allocators)")
     return 0
@@ -102,7 +102,7 @@ def _serve(page: Callable[[], bytes], what: str, opens: bool, text: str = "") ->
         print(server.address)
         if text:
             _print(text)
-        _print(f"shows {what} to this machine only; Ctrl-C ends it")
+        _print(f"shows {plain_text(what)} to this machine only; Ctrl-C ends it")
         if os.environ.get("SSH_CONNECTION") and not _has_screen():
             tunnel = f"{server.port}:127.0.0.1:{server.port}"
             print(f"from yours: ssh -N -L {tunnel} {socket.gethostname()}   (then open the address there)")
