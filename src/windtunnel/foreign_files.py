@@ -33,7 +33,9 @@ _KINDS = (
     (stat.S_ISCHR, "it is a device"),
     (stat.S_ISBLK, "it is a device"),
 )
+_MORE = 1 << 20  # bytes
 _MOST_TOML = 1 << 20  # characters: all our own tables together have a tenth
+_DEEPEST = 100  # tables in tables
 _MOST_DOTS = 100  # of a line: the parser's time grows with the square of the parts of a dotted key
 
 
@@ -48,7 +50,10 @@ def open_file(path: Path | str, mode: str = "rb", **options: Any) -> IO[Any]:
 def read_at_most(path: Path | str, most_bytes: int) -> bytes:
     """The whole file; an OSError if it has more than `most_bytes`."""
     with open_file(path) as file:
-        data = file.read(most_bytes + 1)  # the size that stat tells may be 0, or out of date
+        # Python makes room for all that it is asked to read, so it is asked for what there is.
+        data = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)
+        while len(data) <= most_bytes and (more := file.read(_MORE)):  # a file that grows, or hides its size
+            data += more
     if len(data) > most_bytes:
         reason = f"it has more than {format_bytes(most_bytes)}, the most that is read of such a file"
         raise OSError(errno.EFBIG, reason, str(path))
@@ -72,9 +77,24 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         if line.count(".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots, which no key needs")
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except RecursionError:
         raise ValueError("its values nest too deeply") from None
+    _check_toml(document)
+    return document
+
+
+def _check_toml(document: dict[str, Any]) -> None:
+    """What is printed in messages must be printable: a number may be written in a million hexadecimal digits."""
+    level: list[Any] = [document]
+    for _ in range(_DEEPEST):
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+        if any(isinstance(part, int) and not -(1 << 63) <= part < 1 << 64 for part in level):
+            raise ValueError("it holds a whole number of more than 64 bits")
+        level = [part for part in level if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"its tables nest more than {_DEEPEST} deep")
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -42,6 +42,7 @@ _DAMAGE = (
     AttributeError,
     OverflowError,
 )
+_SKIPPED_SLOTS = 256  # picklers number from 0 or 1, one by one
 _LONGEST_INT = 9  # bytes: an unsigned number of 64 bits
 
 
@@ -277,7 +278,7 @@ class _Machine:
         self.set_items([self.pop(), value])
 
     def put(self, slot: int) -> None:
-        if slot > len(self.memo):
+        if slot > len(self.memo) + _SKIPPED_SLOTS:
             raise UnsafePickle(f"it keeps a value in slot {slot:,} after {len(self.memo):,} others")
         value = self.stack[-1]
         if value is _MARK:

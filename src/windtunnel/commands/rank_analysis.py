@@ -22,6 +22,7 @@ from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_crash import crash_of
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest
+from windtunnel.commands.run_log import last_lines
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
@@ -227,7 +228,7 @@ def _crash(name: str, where: str) -> str:
 
 def _last_line(task: RankTask) -> str:
     try:
-        lines = (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = last_lines(Path(task.folder) / "run.log")
     except OSError:
         return ""
     return next((line.removeprefix("windtunnel: ") for line in reversed(lines) if line.strip()), "")

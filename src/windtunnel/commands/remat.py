@@ -32,6 +32,7 @@ from windtunnel.commands.screen import Screen
 from windtunnel.commands.simulation import simulate
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
+from windtunnel.foreign_files import read_at_most
 from windtunnel.memory import Allocator
 from windtunnel.remat.curve import Question, has_backward, trace_curve
 from windtunnel.remat.engine import BY_ADDRESS, Settings
@@ -52,6 +53,7 @@ from windtunnel.units import MIB, format_bytes, parse_bytes
 __all__ = ["add_arguments", "run"]
 
 _STEPS = 3
+_MOST_COSTS = 32 * MIB  # of a table of costs: a hundred thousand operators have a tenth
 _PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
 _ALL = "all"
 _OUT = "windtunnel-out"
@@ -188,7 +190,7 @@ def _device(args: argparse.Namespace, source: RematSource | None) -> DeviceProfi
 
 def _read_costs(path: Path) -> CostTable:
     try:
-        return CostTable.from_json(path.read_text(encoding="utf-8"))
+        return CostTable.from_json(read_at_most(path, _MOST_COSTS).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = (
             error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not a text file"

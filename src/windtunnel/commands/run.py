@@ -19,12 +19,16 @@ from windtunnel.commands.screen import Screen
 from windtunnel.commands.simulation import Simulation, simulate
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
+from windtunnel.foreign_files import read_at_most
 from windtunnel.report.json_file import report_text
 from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.terminal import show_run
 from windtunnel.terminal_text import plain_json, plain_text
+from windtunnel.units import MIB
 
 __all__ = ["add_arguments", "read_request", "run"]
+
+_MOST_SCRIPT = 16 * MIB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +213,7 @@ def _check_script(path: Path) -> None:
         raise UsageError(f"{path} is a folder", hint="name the script in it, or use -m for a package")
     hint = "name a Python script, as in `windtunnel run train.py`"
     try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        compile(read_at_most(path, _MOST_SCRIPT), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f" at line {error.lineno}" if error.lineno else ""
         raise UsageError(f"{path} is not valid Python{line}: {error.msg}", hint) from error

@@ -24,6 +24,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from windtunnel.commands.request import RunRequest
+from windtunnel.commands.run_log import last_lines
 from windtunnel.commands.world import WorldProgress
 from windtunnel.report.result import RunResult
 
@@ -94,7 +95,7 @@ class Screen:
             return
         with suppress(OSError):
             log = Path(self._request.folder) / f"rank{failed[0]}" / "run.log"
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:-5]:
+            for line in last_lines(log)[-_TAIL_LINES:-5]:
                 self._write(f"[rank {failed[0]}] {line}")
 
     def close_stdout(self) -> None:

@@ -6,7 +6,6 @@ snapshot.pickle | memory_block.csv[.gz] | *_validate_*.ir | recording.arrows | a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 
 from windtunnel.devices import known_devices
 from windtunnel.errors import CorruptFile, UsageError, WindtunnelError
-from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.events.recording_check import read_foreign_recording
+from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.execute_order_file import find_execute_order, order_steps, read_execute_order
@@ -31,6 +31,7 @@ from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
 __all__ = ["ReplaySource", "open_source"]
 
+_MOST_REPORT = 1 << 28  # bytes of a report.json: without it the first rank is taken
 _NAMED_AT_LEAST = 0.5  # of the operators: an execute_order.csv that names fewer is of another graph
 _GRAPH_NOTE = (
     "this is an estimate from the graph: it knows no workspace of a kernel and no scalar constants, and memory "
@@ -234,15 +235,16 @@ def _rank_number(file: Path) -> int:
 
 def _peaks_of_ranks(report: Path) -> dict[int, int]:
     try:
-        ranks = json.loads(report.read_text(encoding="utf-8"))["ranks"]
-        return {rank["rank"]: rank["peak_with_fragments_bytes"] for rank in ranks}
+        ranks = parse_json(read_at_most(report, _MOST_REPORT))["ranks"]
+        peaks = {rank["rank"]: rank["peak_with_fragments_bytes"] for rank in ranks}
+        return {rank: peak for rank, peak in peaks.items() if type(peak) is int}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # the report only decides which rank is shown first; the recordings do without it
 
 
 def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
     try:
-        recording = read_recording(path)
+        recording = read_foreign_recording(path)
         tape = tape_of(recording, _busiest_device(recording))
     except WindtunnelError:
         raise

@@ -9,12 +9,12 @@ and whose outputs do not.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from windtunnel.foreign_files import open_file, parse_json
 from windtunnel.probe.collector import Collector
 from windtunnel.probe.notice import tell
 from windtunnel.probe.statistics import Statistics
@@ -122,7 +122,8 @@ class Deviation(_Finder):
             others = sorted(step.glob("proc*/dump.json"))
             file = others[0] if len(others) == 1 else file
         try:
-            return dict(json.loads(file.read_text(encoding="utf-8"))["data"])
+            with open_file(file) as stream:
+                return dict(parse_json(stream.read())["data"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             tell(
                 f"{file} cannot be compared with ({error}); bench_path must be the dump_path of an earlier md5 dump"

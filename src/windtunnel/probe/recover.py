@@ -10,6 +10,7 @@ from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 
+from windtunnel.foreign_files import open_file, parse_json
 from windtunnel.probe.atomic_file import replace_file
 from windtunnel.probe.journal import JOURNAL_NAME, is_being_written, journal_entries, journal_header
 from windtunnel.probe.json_layout import construct_parts, dump_parts, stack_parts
@@ -58,8 +59,8 @@ def recover_folder(folder: Path | str) -> int:
 
 def _load(path: Path) -> dict:
     """A JSON file of ours; empty if it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        value = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError), open_file(path) as file:
+        value = parse_json(file.read())
         if isinstance(value, dict):
             return value
     return {}

@@ -19,6 +19,7 @@ import numpy as np
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.isolation.changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -34,6 +35,7 @@ from windtunnel.report.whole_file import whole_file
 
 __all__ = ["rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
+_MOST_BYTES = 1 << 30  # a report of a million ranks has a tenth
 _MOST_RANKS = 10_000_000  # ten times the largest machine there is
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
 
@@ -74,7 +76,7 @@ def write_report(path: Path, result: RunResult) -> None:
 def read_report(path: Path) -> RunResult:
     """Read a report.json back; fields of later versions are ignored."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = parse_json(read_at_most(path, _MOST_BYTES).decode("utf-8"))
         if document["schema"] != SCHEMA:
             raise CorruptFile(
                 f"{path} has schema {document['schema']}, and this windtunnel reads schema {SCHEMA}"
@@ -100,7 +102,15 @@ def read_report(path: Path) -> RunResult:
         return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise CorruptFile(
             f"{path} is not a report of windtunnel: {type(error).__name__} {error!s:.200}"
         ) from error
