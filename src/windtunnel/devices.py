@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UsageError
+from windtunnel.foreign_files import parse_toml, read_at_most
 from windtunnel.units import MIB, parse_bytes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["DEFAULT_ASCEND", "DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
 
 DEFAULT_DEVICE = "a100-80gb"
 DEFAULT_ASCEND = "ascend-910b-64gb"  # of a MindSpore script
 _HOW_TO_START = "windtunnel devices --toml prints one to start from"
+_MOST = 1e18  # of any figure, and of bytes: an exabyte
 _CONTEXT_BYTES = 500 * MIB  # what the CUDA context takes before torch can allocate anything
 _FAMILIES = {"cuda": "nvidia", "npu": "ascend", "cpu": "cpu"}  # of a device that names none
 
@@ -88,7 +83,7 @@ def known_devices() -> dict[str, DeviceProfile]:
 
 @cache
 def _built_in() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((Path(__file__).parent / "devices.toml").read_text(encoding="utf-8"))
+    return parse_toml((Path(__file__).parent / "devices.toml").read_bytes())
 
 
 def find_device(text: str) -> DeviceProfile:
@@ -135,12 +130,12 @@ def _by_name(name: str) -> DeviceProfile:
 
 def _from_file(path: Path) -> DeviceProfile:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(read_at_most(path, MIB))
     except OSError as error:
         raise UsageError(
             f"cannot read the device file {path}: {error.strerror}", hint=_HOW_TO_START
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"the device file {path} is not TOML: {error}", hint=_HOW_TO_START) from error
     if len(table) == 1 and isinstance(next(iter(table.values())), dict):
         table = next(iter(table.values()))
@@ -149,17 +144,17 @@ def _from_file(path: Path) -> DeviceProfile:
         raise UsageError(f"the device file {path} lacks {', '.join(sorted(missing))}", hint=_HOW_TO_START)
     for key in table.keys() - _KEYS:
         near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.4) or [_HOW_TO_START]
-        raise UsageError(f"the device file {path} has an unknown key {key!r}", hint=f"nearest: {near[0]}")
+        raise UsageError(f"the device file {path} has an unknown key {key!r:.40}", hint=f"nearest: {near[0]}")
     return _profile(path.stem, table)
 
 
 def _profile(id: str, table: dict[str, Any]) -> DeviceProfile:
     kind = table["kind"]
-    if kind not in _FAMILIES:
-        raise UsageError(f"device {id}: kind is {kind!r}", hint="use cuda, npu or cpu")
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        raise UsageError(f"device {id}: kind is {kind!r:.40}", hint="use cuda, npu or cpu")
     family = table.get("family", _FAMILIES[kind])
     if family not in ("nvidia", "amd", "ascend", "cpu"):
-        raise UsageError(f"device {id}: family is {family!r}", hint="use nvidia, amd, ascend or cpu")
+        raise UsageError(f"device {id}: family is {family!r:.40}", hint="use nvidia, amd, ascend or cpu")
     memory = parse_bytes(table["memory"])
     if kind == "cpu" and memory == 0:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -178,8 +173,8 @@ def _profile(id: str, table: dict[str, Any]) -> DeviceProfile:
 
 def _number(key: str, value: object, where: str) -> int | float:
     """A figure, which counts and rates can only have at 0 or above."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value >= 0):
-        raise UsageError(f"{key} is {value!r} in {where}", hint="write a number of 0 or above")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+        raise UsageError(f"{key} is {value!r:.40} in {where}", hint="write a number of 0 or above")
     if value == 0 and key in _ABOVE_ZERO:
         raise UsageError(f"{key} is 0 in {where}", hint="write a number above 0")
     if key not in _COUNTS:
@@ -191,7 +186,7 @@ def _number(key: str, value: object, where: str) -> int | float:
 
 def _word(key: str, value: object, id: str) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"device {id}: {key} is {value!r}", hint=f'write {key} = "text"')
+        raise UsageError(f"device {id}: {key} is {value!r:.40}", hint=f'write {key} = "text"')
     return value
 
 
@@ -199,7 +194,7 @@ def _capability(id: str, value: object) -> tuple[int, int]:
     match value:
         case [int() as major, int() as minor] if major >= 0 and minor >= 0:
             return major, minor
-    raise UsageError(f"device {id}: capability is {value!r}", hint="write capability = [8, 0]")
+    raise UsageError(f"device {id}: capability is {value!r:.40}", hint="write capability = [8, 0]")
 
 
 def _usable(memory_bytes: int, kind: str) -> int:

@@ -13,6 +13,9 @@ __all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_us", "parse_bytes"]
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
+_LARGEST = 1 << 60  # an exabyte: more is a mistake, and would not fit into the columns of a recording
+_LONGEST = 30  # digits
+
 _FACTORS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
@@ -20,20 +23,25 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 def parse_bytes(size: int | str, device_bytes: int | None = None) -> int:
     """Read 1024, "5GB", "512MiB", "2g" or, when the device is known, "80%"."""
     if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
-            raise UsageError(f"a size cannot be negative: {size}")
+        if not 0 <= size <= _LARGEST:
+            raise UsageError("a size cannot be negative, or above an exabyte", hint='write it as "5GB"')
         return size
-    text = str(size).strip()
+    text = size.strip() if isinstance(size, str) else f"{size!r:.40}"
     if text.endswith("%"):
         return _percent(text, device_bytes)
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"cannot read {size!r} as a size",
+            f"cannot read {text[:40]!r} as a size",
             hint='write bytes, or a number with a unit such as "5GB" or "512MiB"',
         )
     number, factor = match.group(1), _FACTORS[match.group(2).lower()]
-    return int(number) * factor if number.isdigit() else int(float(number) * factor)
+    if len(number) > _LONGEST:
+        raise UsageError(
+            f"cannot read a number of {len(number):,} digits as a size", hint='write it as "5GB"'
+        )
+    n_bytes = int(number) * factor if number.isdigit() else int(float(number) * factor)
+    return parse_bytes(n_bytes)
 
 
 def _percent(text: str, device_bytes: int | None) -> int:

@@ -237,7 +237,7 @@ BAD = {
     "text": (lambda path: path.write_text("hello\n"), "is none of the files replay reads"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "empty directory": (lambda path: path.mkdir(), "there is no recording in"),
-    "hostile pickle": (_hostile, "which a memory snapshot never needs"),
+    "hostile pickle": (_hostile, "which plain values never need"),
     "another pickle": (lambda path: path.write_bytes(pickle.dumps([1])), "not a torch memory snapshot"),
     "cut pickle": (_cut, "cannot be read as a memory snapshot"),
     "no trace": (_no_trace, "has no trace of allocations"),

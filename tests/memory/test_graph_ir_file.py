@@ -134,7 +134,7 @@ LINES = HAND_MADE.splitlines()
         st.tuples(
             st.integers(0, len(LINES) - 1),
             st.sampled_from(["drop", "double", "cut", "insert", "swap"]),
-            st.text(st.sampled_from('%()<>[]{},:@"* -\t\0x019') | st.characters(), max_size=12),
+            st.text(st.sampled_from('%()<>[]{},:@"* -\t\0x019') | st.characters(codec="utf-8"), max_size=12),
             st.integers(0, 400),
         ),
         min_size=1,

@@ -190,7 +190,7 @@ class Evil:
     [
         (Evil(), "calls posix.mkdir"),
         ({"a": torch.zeros(2)}, "dictionary"),
-        ([torch.zeros(2)], "opcode"),
+        ([torch.zeros(2)], "holds a list"),
         ("text", "holds a str"),
         (3, "holds a int"),
         (torch.zeros(2, dtype=torch.complex64).conj(), "conjugated"),
@@ -261,7 +261,7 @@ def test_a_name_that_leaves_the_archive_reaches_nothing(tmp_path):
         (b"K\1\x85", b"K\0K\0\x86", "damaged pickle"),  # two strides for one length
         (b"K\1\x85", b"N", "damaged pickle"),
         (b"FloatStorage", b"EvilsStorage", "its storage is a torch.EvilsStorage"),
-        (b"cpuq", b"cpur", "damaged pickle|opcode"),
+        (b"cpuq", b"cpur", "keeps a value in slot"),
         (b"storageq\1", b"storXgeq\1", "damaged pickle"),
         (b"_rebuild_tensor_v2", b"_rebuild_tensor_v9", "calls torch._utils._rebuild_tensor_v9"),
         (

@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from windtunnel.foreign_files import read_at_most
+
 __all__ = ["FRAMEWORKS", "framework_of"]
 
 FRAMEWORKS = ("torch", "mindspore")
+_MOST_BYTES = 1 << 24  # of a source file: longer ones are not looked into
 # Packages built on one of them. Less sure than the framework itself: some scripts take only a tokenizer from them.
 _BELONGS_TO = {
     "torchvision": "torch", "torchtitan": "torch", "transformers": "torch", "accelerate": "torch",
@@ -55,7 +58,7 @@ def framework_of(script: str, is_module: bool = False, folder: Path | None = Non
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
     """Full names of the modules a file imports, wherever in it, and the number of dots before them."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(read_at_most(path, _MOST_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     found = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 
 __all__ = [
     "LONGEST_LINE",
@@ -112,7 +113,7 @@ def read_tasks(path: Path) -> Iterator[Task]:
 def read_communication(path: Path) -> Iterator[Communication]:
     """This one file is quoted."""
     try:
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open_file(path, "r", encoding="utf-8", errors="backslashreplace", newline="") as file:
             for row in csv.DictReader(file):
                 if None in row.values() or None in row:
                     return  # half a line: the program was killed
@@ -151,7 +152,7 @@ def _rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Number and the wanted cells of each line; `others` may be missing ("")."""
     try:
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        with open_file(path, "r", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             header = _cells(file.readline(LONGEST_LINE))
             missing = [column for column in columns if column not in header]
             if missing:

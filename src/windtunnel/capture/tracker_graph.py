@@ -18,6 +18,7 @@ from pathlib import Path
 from windtunnel.capture.tracker_files import LONGEST_LINE, check_length
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import TensorSpec
+from windtunnel.foreign_files import open_file
 
 __all__ = ["TrackedOp", "read_operators"]
 
@@ -59,7 +60,7 @@ class TrackedOp:
 def read_operators(path: Path) -> Iterator[TrackedOp]:
     """Every operator in the order of the file; a file that was cut off is read up to there."""
     try:
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        with open_file(path, "r", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             number, once = 0, {}
             while head := file.readline(LONGEST_LINE):
                 tensors, comment = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)

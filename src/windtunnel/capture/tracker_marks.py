@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from windtunnel.foreign_files import open_file
+
 __all__ = ["Mark", "MarkWriter", "read_marks"]
 
 
@@ -50,7 +52,8 @@ class MarkWriter:
 def read_marks(path: Path) -> Iterator[Mark]:
     """Every whole line; what cannot be read is where the program was killed."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        with open_file(path) as file:
+            lines = file.read().decode("utf-8", "backslashreplace").splitlines()
     except FileNotFoundError:
         return
     for line in lines:

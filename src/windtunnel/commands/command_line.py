@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from windtunnel.errors import WindtunnelError
 from windtunnel.frameworks import load_door
+from windtunnel.terminal_text import plain_text
 
 __all__ = ["VERBS", "parser_of", "run_command", "with_known_options"]
 
@@ -42,9 +43,9 @@ def run_command(argv: list[str], on_ready: Callable[[], object] = lambda: None) 
         sys.stdout.flush()
         return code
     except WindtunnelError as error:
-        print(f"windtunnel: {error.message}", file=sys.stderr)
+        print(plain_text(f"windtunnel: {error.message}"), file=sys.stderr)
         if error.hint:
-            print(f"  next: {error.hint}", file=sys.stderr)
+            print(plain_text(f"  next: {error.hint}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("windtunnel: interrupted", file=sys.stderr)
@@ -86,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse(self, message: str, hint: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(2, f"windtunnel: {message}\n  next: {hint}\n")
+        self.exit(2, plain_text(f"windtunnel: {message}\n  next: {hint}\n"))
 
     def option_of(self, text: str) -> argparse.Action | None:
         """The option that is called so, or that alone begins so."""

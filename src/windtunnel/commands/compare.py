@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
@@ -35,7 +34,9 @@ from windtunnel.report.compare_file import compare_text
 from windtunnel.report.compare_page import PrecisionPage
 from windtunnel.report.compare_result import CompareResult
 from windtunnel.report.compare_table import render_compare
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.whole_file import whole_file
+from windtunnel.terminal_text import plain_json, plain_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -110,7 +111,7 @@ def _tolerance(text: str) -> float:
 def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) -> None:
     if args.json:
         if args.out is None:
-            sys.stdout.write(compare_text(result))
+            sys.stdout.write(plain_json(compare_text(result)))
             return
         _write(args.out, compare_text(result).encode("utf-8", "backslashreplace"))
     path = args.out or Path(_PAGE)
@@ -133,7 +134,7 @@ def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) 
         next_step = f"windtunnel compare {names} --html   (the same as a picture)"
     else:
         next_step = f"windtunnel compare {names} --html   (the error of every call, in order)"
-    print(f"\nnext: {next_step}", file=console.file)
+    print(plain_text(f"\nnext: {next_step}"), file=console.file)
 
 
 @contextmanager
@@ -170,7 +171,9 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
 def _progress() -> Iterator[OnProgress]:
     """A bar on the terminal, once it is worth showing; it vanishes when done."""
     started = time.monotonic()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("reading", total=None, visible=False)
 
         def on_progress(what: str, done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
@@ -27,6 +27,7 @@ from windtunnel.report.comparison_table import render_comparison
 from windtunnel.report.json_file import read_report
 from windtunnel.report.page_comparison import comparison_document
 from windtunnel.report.page_file import read_page_document
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.run_difference import run_difference
 from windtunnel.report.web_page import page_bytes
 
@@ -71,7 +72,7 @@ def _page_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _text(renderable: RenderableType) -> str:
-    console = Console(file=StringIO(), highlight=False, width=open_console().width)
+    console = PlainConsole(file=StringIO(), width=open_console().width)
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import sys
 
-from rich.console import Console
+from windtunnel.report.plain_console import PlainConsole
 
 __all__ = ["open_console"]
 
 _NO_LIMIT = 10_000  # columns
 
 
-def open_console(*, stderr: bool = False) -> Console:
+def open_console(*, stderr: bool = False) -> PlainConsole:
     """A console for stdout, or for stderr."""
     stream = sys.stderr if stderr else sys.stdout
     is_given = os.environ.get("COLUMNS", "").isdecimal()
     width = None if is_given or stream.isatty() else _NO_LIMIT
-    return Console(stderr=stderr, highlight=False, width=width)
+    return PlainConsole(stderr=stderr, width=width)

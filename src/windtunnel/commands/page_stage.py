@@ -8,13 +8,13 @@ A page that cannot be written costs a note and the exit code, never the report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest
+from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.report.page_detail import detail_document
 from windtunnel.report.page_run import run_document
@@ -24,6 +24,7 @@ from windtunnel.report.web_page import page_bytes, write_page
 __all__ = ["PAGE", "allocations_told", "detail_rank", "ranks_in_detail", "remat_beside", "write_run_page"]
 
 PAGE = "report.html"
+_MOST_BYTES = 1 << 26  # of a remat.json, which has some kilobytes for each threshold
 _MOST_RANKS = 8  # told in full detail: the tightest
 _MOST_ALLOCATIONS = 500_000  # of all of them together
 
@@ -69,7 +70,7 @@ def write_run_page(
 def remat_beside(folder: Path) -> dict[str, Any] | None:
     """What `windtunnel remat` found of the same program, if it was asked."""
     try:
-        document = json.loads((folder / "remat.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = parse_json(read_at_most(folder / "remat.json", _MOST_BYTES))
+    except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

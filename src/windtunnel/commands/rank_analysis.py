@@ -23,6 +23,7 @@ from windtunnel.commands.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.commands.rank_crash import crash_of
 from windtunnel.commands.rank_recording import allocator_maker, recording_of
 from windtunnel.commands.request import RunRequest, task_of
+from windtunnel.commands.run_log import last_lines
 from windtunnel.commands.run_options import misplaced_options
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
@@ -243,7 +244,7 @@ def _last_line(task: RankTask) -> str:
 
 def _log_lines(task: RankTask) -> list[str]:
     try:
-        return (Path(task.folder) / "run.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return last_lines(Path(task.folder) / "run.log")
     except OSError:
         return []
 

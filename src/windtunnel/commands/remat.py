@@ -32,6 +32,7 @@ from windtunnel.commands.screen import Screen
 from windtunnel.commands.simulation import simulate
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
+from windtunnel.foreign_files import read_at_most
 from windtunnel.memory import Allocator
 from windtunnel.remat.advisor import checkpointing_points
 from windtunnel.remat.curve import MARGIN, Curve, Question, has_backward, trace_curve
@@ -41,16 +42,19 @@ from windtunnel.remat.program import Program, read_program
 from windtunnel.remat.program_costs import ProgramCosts
 from windtunnel.remat.thresholds import Thresholds, parse_thresholds, write_size
 from windtunnel.report.page_remat import remat_part
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.remat_file import remat_text, write_remat
 from windtunnel.report.remat_picture import draw_remat
 from windtunnel.report.remat_result import Cheaper, CostSource, RematResult, use_lines
 from windtunnel.report.remat_table import render_remat
+from windtunnel.terminal_text import plain_json, plain_text
 from windtunnel.timing.cost import CostTable
 from windtunnel.units import MIB, format_bytes, parse_bytes
 
 __all__ = ["add_arguments", "run"]
 
 _STEPS = 3
+_MOST_COSTS = 32 * MIB  # of a table of costs: a hundred thousand operators have a tenth
 _PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
 _ALL = "all"
 _OUT = "windtunnel-out"
@@ -116,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out or _OUT) if request is not None or args.out else None
     if folder is not None and not (source is not None and is_folder_of(args.script, folder)):
         prepare_folder(folder, args.force)
-    console = Console(stderr=args.json, highlight=False)
+    console = PlainConsole(stderr=args.json)
     if request is not None:
         source = _dry_run(request, console, args.verbose)
     assert source is not None  # read, or recorded just now
@@ -158,10 +162,10 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         result = _write(folder, result, writes_page=not args.no_html)
     if args.json:
-        sys.stdout.write(remat_text(result))
+        sys.stdout.write(plain_json(remat_text(result)))
     else:
         console.print(render_remat(result))
-        print(f"\n{_next(args, folder, result)}")
+        print(plain_text(f"\n{_next(args, folder, result)}"))
     return 0 if curve.fits else 4
 
 
@@ -190,7 +194,7 @@ def _device(args: argparse.Namespace, source: RematSource | None) -> DeviceProfi
 
 def _read_costs(path: Path) -> CostTable:
     try:
-        return CostTable.from_json(path.read_text(encoding="utf-8"))
+        return CostTable.from_json(read_at_most(path, _MOST_COSTS).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = (
             error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not a text file"
@@ -376,7 +380,9 @@ def _next(args: argparse.Namespace, folder: Path | None, result: RematResult) ->
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on the terminal, once it is worth showing; it vanishes when done."""
     started = time.monotonic()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("simulating thresholds", total=None, visible=False)
 
         def on_progress(done: int, total: int) -> None:

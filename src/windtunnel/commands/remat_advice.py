@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel.commands.remat_page import add_to_page
@@ -26,6 +25,8 @@ from windtunnel.remat.selective_model import check_solver
 from windtunnel.report.advisor_picture import draw_advice
 from windtunnel.report.advisor_table import advice_document, recommended, render_advice
 from windtunnel.report.page_remat import advice_part
+from windtunnel.report.plain_console import PlainConsole
+from windtunnel.terminal_text import plain_json, plain_text
 from windtunnel.units import MIB
 
 __all__ = ["check_request", "give_advice"]
@@ -59,15 +60,15 @@ def give_advice(
     if folder is not None and writes_page:
         notes += filter(None, [add_to_page(folder, advice_part(advice, subject, device.id))])
     if is_json:
-        sys.stdout.write(_text(advice))
+        sys.stdout.write(plain_json(_text(advice)))
     else:
-        console = Console(highlight=False)
+        console = PlainConsole()
         steps = f"{program.n_steps} step{'' if program.n_steps == 1 else 's'}"
         console.print(f"{subject}: {steps} on {device.id}, time against memory", style="bold", markup=False)
         console.print(render_advice(advice))
         for note in notes:
             console.print(f"note: {note}", markup=False)
-        print(f"\n{_next(advice, folder)}")
+        print(plain_text(f"\n{_next(advice, folder)}"))
     return 0 if recommended(advice) is not None else 4
 
 
@@ -80,7 +81,9 @@ def _advise(
     make_allocator: MakeAllocator,
 ) -> Advice:
     """With a bar on the terminal that vanishes when done."""
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("comparing", total=1.0)
 
         def on_progress(text: str, share: float) -> None:

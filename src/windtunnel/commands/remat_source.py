@@ -11,8 +11,8 @@ from pathlib import Path
 
 from windtunnel.devices import known_devices
 from windtunnel.errors import UsageError
-from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
+from windtunnel.events.recording_check import read_foreign_recording
 
 __all__ = ["RematSource", "open_recording"]
 
@@ -33,7 +33,7 @@ class RematSource:
 def open_recording(path: Path, rank: int | None) -> RematSource:
     """Read the recording of a rank; of a folder, the first rank if none is asked for."""
     file, notes = _file_in(path, rank) if path.is_dir() else (path, ())
-    recording = read_recording(file)
+    recording = read_foreign_recording(file)
     header = recording.header
     device = str(header.get("device", ""))
     return RematSource(

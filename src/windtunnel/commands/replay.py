@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
@@ -30,6 +29,7 @@ from windtunnel.memory.replay_files import ReplayFiles, find_replay_files
 from windtunnel.memory.what_if import AllocatorChoice, ask_what_if, default_choices, make_choice
 from windtunnel.memory.what_if_source import open_source
 from windtunnel.report.dryrun_log_table import LogFacts, log_document, render_logs
+from windtunnel.report.plain_console import PlainConsole
 from windtunnel.report.what_if_table import (
     WhatIf,
     best_conf,
@@ -38,6 +38,7 @@ from windtunnel.report.what_if_table import (
     what_if_document,
     worst_of,
 )
+from windtunnel.terminal_text import plain_json, plain_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -121,7 +122,7 @@ def _print_json(runs: list[list[WhatIf]], facts: LogFacts | None, device: Device
         "device": {"name": device.id, "usable_bytes": device.usable_bytes} if device else None,
         "files": files + ([log_document(facts)] if facts else []),
     }
-    print(json.dumps(document, indent=1, ensure_ascii=False))
+    print(plain_json(json.dumps(document, indent=1, ensure_ascii=False)))
 
 
 def _print_tables(runs: list[list[WhatIf]], facts: LogFacts | None, args: Namespace) -> None:
@@ -135,7 +136,8 @@ def _print_tables(runs: list[list[WhatIf]], facts: LogFacts | None, args: Namesp
     if facts is not None:
         console.print(render_logs(facts))
         console.print()
-    print(f"next: {_next_command(worst_of(runs[0]), args) if runs else _next_for_logs(args)}")
+    step = _next_command(worst_of(runs[0]), args) if runs else _next_for_logs(args)
+    print(plain_text(f"next: {step}"))
 
 
 def _next_command(result: WhatIf, args: Namespace) -> str:
@@ -163,7 +165,9 @@ def _next_for_logs(args: Namespace) -> str:
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on the terminal, once it is worth showing; it vanishes when done."""
     started = time.monotonic()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task(f"replaying {name}", total=None, visible=False)
 
         def on_progress(done: int, total: int) -> None:

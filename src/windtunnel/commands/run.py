@@ -26,6 +26,7 @@ from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import report_text
 from windtunnel.report.terminal import show_run
+from windtunnel.terminal_text import plain_json, plain_text
 
 __all__ = ["add_arguments", "read_request", "run"]
 
@@ -43,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     screen.show_failures(simulation.result)
     try:
         if args.json:
-            sys.stdout.write(report_text(simulation.result))
+            sys.stdout.write(plain_json(report_text(simulation.result)))
         else:
             show_run(console, simulation.result)
-            print(_next(request, simulation))
+            print(plain_text(_next(request, simulation)))
         sys.stdout.flush()
     except BrokenPipeError:
         screen.close_stdout()  # `| head`: the files and the exit code still count

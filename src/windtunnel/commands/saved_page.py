@@ -14,6 +14,7 @@ from pathlib import Path
 
 from windtunnel.commands.page_stage import PAGE, remat_beside
 from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.foreign_files import read_at_most
 from windtunnel.report.json_file import read_report
 from windtunnel.report.page_run import run_document
 from windtunnel.report.web_page import page_bytes
@@ -21,6 +22,7 @@ from windtunnel.report.web_page import page_bytes
 __all__ = ["REPORT", "read_carefully", "saved_page"]
 
 REPORT = "report.json"
+_MOST_BYTES = 1 << 28  # the largest page that windtunnel writes has a tenth
 _LEFT_OUT = (
     "This page was made from report.json alone: it names no single allocation and draws no step on a clock. "
     "Run the script again without --no-html for those."
@@ -69,7 +71,7 @@ class _SavedFile:
     def _read(self) -> None:
         stamp = self._stamp_now()
         try:
-            page = self._path.read_bytes()
+            page = read_at_most(self._path, _MOST_BYTES)
         except OSError as error:
             raise CorruptFile(f"cannot read {self._path}: {error.strerror or error}") from error
         if not _is_whole(page):

@@ -24,6 +24,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from windtunnel.commands.request import RunRequest
+from windtunnel.commands.run_log import last_lines
 from windtunnel.commands.world import WorldProgress
 from windtunnel.report.result import RunResult
 
@@ -35,7 +36,7 @@ _RUNNING_NAMED = 4  # ranks
 _LONGEST = 2000  # characters of a line; run.log has the rest
 _TAIL_LINES = 40  # of a failed rank that was not shown
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[^\[]")  # all but colours
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 class Screen:
@@ -94,7 +95,7 @@ class Screen:
             return
         with suppress(OSError):
             log = Path(self._request.folder) / f"rank{failed[0]}" / "run.log"
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:-5]:
+            for line in last_lines(log)[-_TAIL_LINES:-5]:
                 self._write(f"[rank {failed[0]}] {line}")
 
     def close_stdout(self) -> None:

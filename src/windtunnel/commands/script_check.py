@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 from windtunnel.errors import UsageError
+from windtunnel.foreign_files import read_at_most
+from windtunnel.units import MIB
 
 __all__ = ["check_module", "check_script"]
 
+_MOST_SCRIPT = 16 * MIB
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BLANK = re.compile(rb"^(?:\xef\xbb\xbf)?[ \t\f]*(?:#.*)?\r?$")
 
@@ -28,7 +31,7 @@ def check_script(path: Path) -> None:
         raise UsageError(f"{path} is a folder", hint="name the script in it, or use -m for a package")
     hint = "name a Python script, as in `windtunnel run train.py`"
     try:
-        source = path.read_bytes()
+        source = read_at_most(path, _MOST_SCRIPT)
         if b"\0" not in source:
             _check_encoding(path, source)
         compile(source, str(path), "exec", dont_inherit=True)

@@ -24,6 +24,7 @@ from windtunnel.commands.saved_page import REPORT, read_carefully, saved_page
 from windtunnel.errors import UsageError
 from windtunnel.report.json_file import read_report
 from windtunnel.report.terminal import show_run
+from windtunnel.terminal_text import plain_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,7 +81,7 @@ def _check_folder(folder: Path) -> None:
 def _print_report(folder: Path) -> int:
     with read_carefully(folder / REPORT):
         show_run(open_console(), read_report(folder / REPORT))
-    name = shlex.quote(str(folder))
+    name = plain_text(shlex.quote(str(folder)))
     print(f"\nnext: windtunnel view {name}   (the same as a page)")
     print(f"      windtunnel replay {name}   (the same run through other allocators)")
     return 0
@@ -101,7 +102,7 @@ def _serve(page: Callable[[], bytes], what: str, opens: bool, text: str = "") ->
         print(server.address)
         if text:
             _print(text)
-        _print(f"shows {what} to this machine only; Ctrl-C ends it")
+        _print(f"shows {plain_text(what)} to this machine only; Ctrl-C ends it")
         if os.environ.get("SSH_CONNECTION") and not _has_screen():
             tunnel = f"{server.port}:127.0.0.1:{server.port}"
             print(f"from yours: ssh -N -L {tunnel} {socket.gethostname()}   (then open the address there)")

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.events.batch_size import unpacked_bytes
 from windtunnel.events.model import (
     COLUMNS,
     NO_NAME,
@@ -55,6 +56,7 @@ from windtunnel.events.model import (
     Unsave,
     Wait,
 )
+from windtunnel.foreign_files import open_file
 
 __all__ = ["RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
 
@@ -64,6 +66,9 @@ _SCHEMA = pa.schema(
     [(name, pa.from_numpy_dtype(dtype)) for name, dtype in COLUMNS.items()]
     + [("inputs", pa.list_(pa.int64())), ("outputs", pa.list_(pa.int64()))]
 )
+
+_MOST_EXPANSION = 100  # bytes of a batch for each packed one: real ones have 5 to 10
+_FREE_EXPANSION = 1 << 20  # and so many more, for small ones
 
 # What damaged bytes make of Arrow, JSON and our own records; MemoryError: a length nobody wrote.
 _DAMAGE = (
@@ -177,7 +182,8 @@ class RecordingWriter:
 
 def read_recording(path: Path) -> Recording:
     """Read a recording; one cut off by a crash comes back up to its last whole batch."""
-    source, stream, header = _open(path)
+    sources, stream, messages, header = _open(path)
+    size = sources[0].size()
     is_damaged = False
     names: list[str] = []
     signatures: list[Signature] = []
@@ -186,13 +192,13 @@ def read_recording(path: Path) -> Recording:
     footer: dict[str, Any] | None = None
     while True:
         try:
+            _refuse_bomb(path, messages.read_next_message())
             found = stream.read_next_batch_with_custom_metadata()
         except StopIteration:
             break
         except _DAMAGE:
-            is_damaged = (
-                source.tell() < source.size()
-            )  # or the file was cut off, and there was no more to read
+            # Or the file was cut off, and there was no more to read.
+            is_damaged = max(source.tell() for source in sources) < size
             break
         try:
             part = _part_of(found)
@@ -206,7 +212,7 @@ def read_recording(path: Path) -> Recording:
         footer = part.footer if part.footer is not None else footer
     if is_damaged and not batches:
         raise CorruptFile(
-            f"{path} is damaged: not one of the events in its {source.size():,} bytes can be read",
+            f"{path} is damaged: not one of the events in its {size:,} bytes can be read",
             hint="copy it again from where it was made, or record it again",
         )
     columns, inputs, outputs = _columns_of(pa.Table.from_batches(batches, schema=stream.schema))
@@ -227,10 +233,15 @@ class _Part:
     footer: dict[str, Any] | None
 
 
-def _open(path: Path) -> tuple[pa.MemoryMappedFile, pa.RecordBatchStreamReader, dict[str, Any]]:
+def _open(
+    path: Path,
+) -> tuple[list[pa.MemoryMappedFile], pa.RecordBatchStreamReader, pa.MessageReader, dict[str, Any]]:
     try:
-        source = pa.memory_map(str(path))
-        stream = pa.ipc.open_stream(source)
+        with open_file(path):  # Arrow would wait for a pipe
+            sources = [pa.memory_map(str(path)), pa.memory_map(str(path))]
+        stream = pa.ipc.open_stream(sources[0])
+        messages = pa.ipc.MessageReader.open_stream(sources[1])
+        messages.read_next_message()  # the schema: from here on, both are at the same batch
         description = json.loads(stream.schema.metadata[b"windtunnel"])
         version, header = description["version"], dict(description["header"])
         is_known = stream.schema.equals(_SCHEMA)
@@ -248,22 +259,38 @@ def _open(path: Path) -> tuple[pa.MemoryMappedFile, pa.RecordBatchStreamReader, 
         )
     if not is_known:
         raise CorruptFile(f"{path} does not have the columns of a recording", hint="record it again")
-    return source, stream, header
+    return sources, stream, messages, header
+
+
+def _refuse_bomb(path: Path, message: pa.Message) -> None:
+    """A batch that would take far more memory than its file: Arrow would unpack it before anyone can look."""
+    most = _MOST_EXPANSION * message.body.size + _FREE_EXPANSION
+    if (n_bytes := unpacked_bytes(message)) > most:
+        raise CorruptFile(
+            f"{path} has a batch of {message.body.size:,} bytes that unpacks to {n_bytes:,}, and {most:,} are read",
+            hint="record it again",
+        )
 
 
 def _part_of(found: pa.RecordBatchWithMetadata) -> _Part:
     found.batch.validate(full=True)  # offsets that point outside would be read as they are
+    if any(column.null_count or _values_of(column).null_count for column in found.batch.columns):
+        raise ValueError("a row lacks a number")
     extra = {key.decode(): value.decode() for key, value in found.custom_metadata.items()}
     if int(extra.pop("checksum")) != _checksum(found.batch, extra):
         raise ValueError("the checksum is wrong")
     new = json.loads(extra["new"])
     return _Part(
         found.batch,
-        new["names"],
+        [*new["names"]],
         [_signature_of(signature) for signature in new["signatures"]],
         [Frame(*frame) for frame in new["frames"]],
         json.loads(extra["footer"]) if "footer" in extra else None,
     )
+
+
+def _values_of(column: pa.Array) -> pa.Array:
+    return column.values if isinstance(column, pa.ListArray) else column
 
 
 def _checksum(batch: pa.RecordBatch, extra: dict[str, str]) -> int:

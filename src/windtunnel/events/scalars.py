@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["arguments_of", "peer_of"]
+
+_PEER = re.compile(r"(?:^|\s)peer=(-?\d{1,9})(?:\s|$)", re.ASCII)
 
 
 def arguments_of(scalars: str) -> list[str]:
@@ -24,5 +28,5 @@ def arguments_of(scalars: str) -> list[str]:
 
 def peer_of(scalars: str) -> int:
     """The global rank of the root or partner of a call; -1: none is named."""
-    word = next((word for word in scalars.split() if word.startswith("peer=")), "peer=-1")
-    return int(word[5:])
+    found = _PEER.search(scalars)
+    return int(found[1]) if found else -1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 from windtunnel.units import MIB
 
 __all__ = ["LogReading", "RankFacts", "is_mindspore_log", "read_logs"]
@@ -152,7 +153,7 @@ def _facts(path: Path, process: _Process, is_only_one: bool) -> RankFacts:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and beginning of every line."""
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        with open_file(path, "r", encoding="utf-8", errors="replace", newline="\n") as file:
             number, is_rest = 0, False
             for text in iter(lambda: file.readline(_LONGEST), ""):
                 if not is_rest:

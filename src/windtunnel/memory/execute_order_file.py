@@ -13,6 +13,7 @@ from math import inf
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 from windtunnel.memory.graph_program import Step
 
 __all__ = ["find_execute_order", "order_steps", "read_execute_order"]
@@ -31,7 +32,7 @@ def read_execute_order(path: Path) -> list[str]:
     """Full names of the operators, first to last."""
     limit = csv.field_size_limit(_LONGEST)
     try:
-        with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open_file(path, "r", encoding="utf-8", errors="backslashreplace", newline="") as file:
             rows = csv.DictReader(file)
             if _COLUMN not in (rows.fieldnames or ()):
                 raise CorruptFile(f"{path} is not an execute_order.csv: it has no column {_COLUMN}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 from windtunnel.memory.graph_ir_types import IrType, parse_type, split_list
 
 __all__ = ["GraphIr", "IrNode", "IrParameter", "Subgraph", "read_graph_ir"]
@@ -140,7 +141,7 @@ def read_graph_ir(path: Path) -> GraphIr:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        with open(path, encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        with open_file(path, "r", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=1):
                 if len(text) == _LONGEST:
                     raise CorruptFile(f"{path} line {line}: longer than any line MindSpore writes")

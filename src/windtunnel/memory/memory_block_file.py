@@ -10,14 +10,17 @@ writer, `node_name` is the operator that made the storage, never the one that ha
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Kind, Recording, Role
+from windtunnel.foreign_files import open_file
 from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.lifetime import lifetimes_of
@@ -39,6 +42,8 @@ _OWN_POOL = "windtunnel-"
 _PADDING = 512  # see `_requested`
 _LARGEST = 1 << 50  # a petabyte: no device is larger, so a larger size is damage
 _LONGEST = 1 << 24  # characters of a line: a weight read by a million operators needs half of that
+_MOST_EXPANSION = 200  # characters of text for each byte of a .gz: MindSpore's files pack 10 to 40 times
+_FREE_EXPANSION = 1 << 20  # and so many more, for small files
 _SEPARATORS = str.maketrans(dict.fromkeys(",;|\n\r", " "))
 
 _TYPES = {
@@ -63,7 +68,7 @@ def write_memory_block(path: Path, recording: Recording, allocator: Allocator, d
     pool = _MINDSPORE_POOL if allocator.name == "mindspore" else _OWN_POOL + allocator.name
     lives = lifetimes_of(recording)
     life_at = dict(zip(lives.birth.tolist(), range(len(lives)), strict=True))
-    with _open(path, "wt") as file:
+    with _create(path) as file:
         file.write(",".join(COLUMNS) + ",\n")
         for row, place in placed.places.items():
             i = life_at[row]
@@ -205,7 +210,8 @@ def _requested(size: int) -> int:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Number and named cells of each line, after checking the header."""
     try:
-        with _open(path, "rt") as file:
+        with open_file(path) as packed, _unpacked(packed, path) as file:
+            n_left = _MOST_EXPANSION * os.fstat(packed.fileno()).st_size + _FREE_EXPANSION
             header = tuple(file.readline(_LONGEST).rstrip("\n").rstrip("\r").rstrip(",").split(","))
             if missing := set(COLUMNS) - _SINCE_2_10 - set(header):
                 raise CorruptFile(
@@ -215,6 +221,12 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=2):
                 if len(text) == _LONGEST:
                     raise CorruptFile(f"{path} line {line}: longer than any line MindSpore writes")
+                n_left -= len(text)
+                if n_left < 0:
+                    raise CorruptFile(
+                        f"{path} line {line}: it unpacks to more than {_MOST_EXPANSION} times its size",
+                        hint="unpack it with gunzip, if you trust it, and give the .csv",
+                    )
                 cells = text.rstrip("\r\n").split(",")
                 if len(cells) == len(header) + 1 and cells[-1] == "":
                     cells.pop()
@@ -237,7 +249,15 @@ def _plain(text: str) -> str:
     return text.translate(_SEPARATORS)
 
 
-def _open(path: Path, mode: str) -> IO[str]:
-    if str(path).endswith(".gz"):
-        return gzip.open(path, mode, encoding="utf-8", errors="backslashreplace", newline="\n")
-    return open(path, mode, encoding="utf-8", errors="backslashreplace", newline="\n")
+def _create(path: Path) -> IO[str]:
+    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+    return gzip.open(path, "wt", **options) if _is_packed(path) else open(path, "w", **options)
+
+
+def _unpacked(file: IO[bytes], path: Path) -> IO[str]:
+    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+    return gzip.open(file, "rt", **options) if _is_packed(path) else io.TextIOWrapper(file, **options)
+
+
+def _is_packed(path: Path) -> bool:
+    return str(path).endswith(".gz")

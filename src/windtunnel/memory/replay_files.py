@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.foreign_files import open_file
 from windtunnel.memory.dryrun_log import is_mindspore_log
 
 __all__ = ["ReplayFiles", "find_replay_files", "rank_in_path"]
@@ -58,7 +59,7 @@ def rank_in_path(path: Path) -> int | None:
 
 def _kind_of(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(64).removeprefix(_BOM)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

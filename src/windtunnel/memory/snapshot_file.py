@@ -3,7 +3,7 @@
     recording + Allocator ──> write_snapshot ──> snapshot.pickle
     snapshot.pickle ──> read_snapshot ──> AllocationTape
 
-A pickle can run any code when it is loaded. A snapshot holds nothing but plain values, so the reader refuses
+A pickle can run any code when it is loaded. A snapshot holds nothing but plain values, and `foreign_pickles` refuses
 every pickle that asks for anything else.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Frame, Recording, Role
+from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
 from windtunnel.memory.allocator import Allocator
 from windtunnel.memory.allocator_records import Segment, SegmentEvent
 from windtunnel.memory.attribution import ROLE_NAMES, short_op
@@ -22,10 +23,11 @@ from windtunnel.memory.lifetime import Lifetimes, lifetimes_of
 from windtunnel.memory.snapshot_trace import tape_of_trace
 from windtunnel.memory.tape import AllocationTape, TapeKind, play, tape_of
 
-__all__ = ["load_snapshot", "read_snapshot", "write_snapshot"]
+__all__ = ["load_snapshot", "read_snapshot", "tape_of_snapshot", "write_snapshot"]
 
 _STATES = {"active": "active_allocated", "pending_free": "active_pending_free", "inactive": "inactive"}
 _PROTOCOL = 4  # what torch itself writes
+_HINT = "write one with torch.cuda.memory._dump_snapshot"
 
 
 def write_snapshot(path: Path, recording: Recording, allocator: Allocator, device: int = 0) -> None:
@@ -51,17 +53,21 @@ def write_snapshot(path: Path, recording: Recording, allocator: Allocator, devic
 
 
 def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
-    """Read the trace of one device (the one with the longest trace, if none is named) as a tape.
+    """Read the trace of one device (the one with the longest trace, if none is named) as a tape."""
+    return tape_of_snapshot(load_snapshot(path), path, device)
+
+
+def tape_of_snapshot(snapshot: dict[str, Any], path: Path, device: int | None = None) -> AllocationTape:
+    """The trace of one device as a tape; `path` is where the snapshot was read.
 
     A snapshot keeps only the last entries of a long run: what was allocated before them is put in front of
     the tape in order of address, and the notes of the tape say so. A free counts when it completed, and a run
     of released segments is an `empty_cache`, because a trace does not tell who asked for the release.
     """
-    snapshot = load_snapshot(path)
+    traces = snapshot["device_traces"]
+    if device is None:
+        device = max(range(len(traces)), key=lambda d: len(traces[d]), default=0)
     try:
-        traces = snapshot["device_traces"]
-        if device is None:
-            device = max(range(len(traces)), key=lambda d: len(traces[d]), default=0)
         trace = traces[device] if device < len(traces) else []
         segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
         return tape_of_trace(trace, segments)
@@ -69,25 +75,23 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
         raise CorruptFile(f"{path} is not a torch memory snapshot: {type(error).__name__} {error}") from error
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks to run {module}.{name}, which a memory snapshot never needs")
-
-
 def load_snapshot(path: Path) -> dict[str, Any]:
-    """Unpickle a snapshot without running anything in it."""
+    """The values of a snapshot, of which segments and traces are lists; parts of it may be shared."""
     try:
-        with open(path, "rb") as file:
-            snapshot = _PlainUnpickler(file).load()
+        snapshot = load_pickle_file(path)
     except FileNotFoundError:
         raise CorruptFile(f"there is no snapshot at {path}") from None
-    except Exception as error:  # damaged pickles fail in every way there is
-        raise CorruptFile(f"{path} cannot be read as a memory snapshot: {error}") from error
-    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
-        raise CorruptFile(
-            f"{path} is a pickle, but not a torch memory snapshot",
-            hint="write one with torch.cuda.memory._dump_snapshot",
-        )
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
+    except UnsafePickle as error:
+        raise CorruptFile(f"{path} cannot be read as a memory snapshot: {error}", hint=_HINT) from error
+    if (
+        type(snapshot) is not dict
+        or type(snapshot.get("segments")) is not list
+        or type(traces := snapshot.get("device_traces")) is not list
+        or not all(type(trace) is list for trace in traces)
+    ):
+        raise CorruptFile(f"{path} is a pickle, but not a torch memory snapshot", hint=_HINT)
     return snapshot
 
 

@@ -94,9 +94,14 @@ class _Reader:
 
 def _active_blocks(segments: list[dict[str, Any]]) -> Iterator[tuple[int, int, int]]:
     """Address, requested bytes and stream of what is in use; torch 2.0 gives no addresses of blocks."""
+    seen: set[int] = set()
     for segment in segments:
-        address = _int(segment["address"])
-        for block in segment["blocks"]:
+        address, blocks = _int(segment["address"]), segment["blocks"]
+        # In a pickle two segments can have one list; a million times a million blocks would be walked.
+        if type(blocks) is not list or id(blocks) in seen:
+            raise ValueError(f"the segment at {address:#x} has no blocks of its own")
+        seen.add(id(blocks))
+        for block in blocks:
             address = _int(block.get("address", address))
             if block["state"].startswith("active"):
                 yield address, _size(_requested(block)), _int(segment.get("stream", 0))
@@ -123,7 +128,8 @@ def _reserved(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> tu
 
 def _int(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r:.40} is not a whole number")
+        # Not its text: a value whose parts are shared can be endless to print.
+        raise TypeError(f"a {type(value).__name__} stands where a whole number belongs")
     return value
 
 

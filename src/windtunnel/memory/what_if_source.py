@@ -6,7 +6,6 @@ snapshot.pickle | memory_block.csv[.gz] | *_validate_*.ir | recording.arrows | a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 
 from windtunnel.devices import known_devices
 from windtunnel.errors import CorruptFile, UsageError, WindtunnelError
-from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.events.recording_check import read_foreign_recording
+from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.cuda_config import cuda_rules
 from windtunnel.memory.execute_order_file import find_execute_order, order_steps, read_execute_order
@@ -26,11 +26,12 @@ from windtunnel.memory.graph_liveness import tape_of_program
 from windtunnel.memory.graph_program import GraphProgram, Step, program_of
 from windtunnel.memory.memory_block_file import read_memory_block, read_names
 from windtunnel.memory.replay_files import find_replay_files, rank_in_path
-from windtunnel.memory.snapshot_file import load_snapshot, read_snapshot
+from windtunnel.memory.snapshot_file import load_snapshot, tape_of_snapshot
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
 __all__ = ["ReplaySource", "open_source"]
 
+_MOST_REPORT = 1 << 28  # bytes of a report.json: without it the first rank is taken
 _NAMED_AT_LEAST = 0.5  # of the operators: an execute_order.csv that names fewer is of another graph
 _GRAPH_NOTE = (
     "this is an estimate from the graph: it knows no workspace of a kernel and no scalar constants, and memory "
@@ -77,14 +78,14 @@ def open_source(path: Path) -> ReplaySource:
 
 
 def _from_snapshot(path: Path) -> ReplaySource:
-    tape = read_snapshot(path)
+    snapshot = load_snapshot(path)
+    tape = tape_of_snapshot(snapshot, path)
     if not np.any(tape.event >= 0):
         raise UsageError(
             f"{path} has no trace of allocations, only their final state",
             hint="call torch.cuda.memory._record_memory_history() before the part to record",
         )
     _refuse_empty(path, tape)
-    snapshot = load_snapshot(path)
     trace = max(snapshot["device_traces"], key=len)
     conf, notes = _recorded_conf(snapshot.get("allocator_settings") or {})
     return ReplaySource(
@@ -103,7 +104,8 @@ def _from_snapshot(path: Path) -> ReplaySource:
 def _recorded_conf(settings: Any) -> tuple[str, tuple[str, ...]]:
     """The settings a snapshot was taken under, as conf text; older torch recorded only numbers, or none."""
     try:
-        conf = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "") or _conf_of_numbers(settings)
+        conf = settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        conf = conf if isinstance(conf, str) and conf else _conf_of_numbers(settings)
         cuda_rules(conf, "2.13")
     except (UsageError, AttributeError, TypeError, ValueError, KeyError) as error:
         reason = error.message if isinstance(error, UsageError) else "they cannot be read"
@@ -112,29 +114,41 @@ def _recorded_conf(settings: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _conf_of_numbers(settings: dict[str, Any]) -> str:
+    """Raises TypeError where a number is none: a value whose parts are shared can be endless to print."""
     parts = []
-    if settings.get("max_split_size", -1) > 0:
-        parts.append(f"max_split_size_mb:{settings['max_split_size'] >> 20}")
-    if settings.get("garbage_collection_threshold", 0) > 0:
-        parts.append(f"garbage_collection_threshold:{settings['garbage_collection_threshold']}")
+    if (size := _number(settings.get("max_split_size", -1))) > 0:
+        parts.append(f"max_split_size_mb:{int(size) >> 20}")
+    if (share := _number(settings.get("garbage_collection_threshold", 0))) > 0:
+        parts.append(f"garbage_collection_threshold:{share}")
     if settings.get("expandable_segments"):
         parts.append("expandable_segments:True")
     steps = settings.get("roundup_power2_divisions") or {}
     if any(steps.values()):
-        bounds = ",".join(f"{mib}:{steps[mib]}" for mib in sorted(steps, key=int))
+        bounds = ",".join(f"{mib}:{_number(steps[mib])}" for mib in sorted(steps, key=int))
         parts.append(f"roundup_power2_divisions:[{bounds}]")
     return ",".join(parts)
+
+
+def _number(value: Any) -> int | float:
+    if not isinstance(value, (int, float)):
+        raise TypeError(type(value).__name__)
+    return value
 
 
 def _trace_place(trace: list[dict[str, Any]], event: int) -> str:
     if event < 0:
         return "before the trace begins"
     where = f"entry {event + 1} of {len(trace)} of the trace"
-    frames = trace[event].get("frames") or []
-    for frame in frames:
-        file = str(frame.get("filename", "")).replace("\\", "/")
+    frames = trace[event].get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        file, name = (frame.get(key) if isinstance(frame, dict) else None for key in ("filename", "name"))
+        if not isinstance(file, str) or not isinstance(name, str):
+            continue
+        file = file.replace("\\", "/")
         if file.endswith(".py") and "/site-packages/" not in file and "/torch/" not in file:
-            return f"{where} ({file.rsplit('/', 1)[-1]}:{frame.get('line', 0)} in {frame.get('name', '?')})"
+            line = frame.get("line", 0)
+            line = line if isinstance(line, int) else 0
+            return f"{where} ({file.rsplit('/', 1)[-1]}:{line} in {name})"
     return where
 
 
@@ -221,15 +235,16 @@ def _rank_number(file: Path) -> int:
 
 def _peaks_of_ranks(report: Path) -> dict[int, int]:
     try:
-        ranks = json.loads(report.read_text(encoding="utf-8"))["ranks"]
-        return {rank["rank"]: rank["peak_with_fragments_bytes"] for rank in ranks}
+        ranks = parse_json(read_at_most(report, _MOST_REPORT))["ranks"]
+        peaks = {rank["rank"]: rank["peak_with_fragments_bytes"] for rank in ranks}
+        return {rank: peak for rank, peak in peaks.items() if type(peak) is int}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # the report only decides which rank is shown first; the recordings do without it
 
 
 def _from_recording(path: Path, notes: tuple[str, ...]) -> ReplaySource:
     try:
-        recording = read_recording(path)
+        recording = read_foreign_recording(path)
         tape = tape_of(recording, _busiest_device(recording))
     except WindtunnelError:
         raise

@@ -20,13 +20,10 @@ from typing import Any
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import UsageError
 from windtunnel.events.model import Signature
+from windtunnel.foreign_files import parse_toml, read_at_most
 from windtunnel.memory.workspace_dimensions import Dimensions, base_name, is_dimension
 from windtunnel.memory.workspace_expression import Expression, NotANumber, parse
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from windtunnel.units import MIB
 
 __all__ = [
     "ACCURACIES",
@@ -188,10 +185,10 @@ def _short(name: str) -> str:
 
 def _read(path: Path) -> tuple[Workspace, ...]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(read_at_most(path, MIB))
     except OSError as error:
         raise UsageError(f"cannot read the workspace file {path}: {error.strerror}", hint=_HINT) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"the workspace file {path} is not TOML: {error}", hint=_HINT) from error
     return tuple(_entry(path, name, fields) for name, fields in table.items())
 
@@ -275,7 +272,7 @@ def _capability(text: Any) -> tuple[int, int]:
     """`9.0`, `8.0-8.9` or `9.0-`"""
     if text == "":
         return 0, sys.maxsize
-    found = re.fullmatch(r"(\d+)\.(\d)(-(?:(\d+)\.(\d))?)?", text) if isinstance(text, str) else None
+    found = re.fullmatch(r"(\d{1,3})\.(\d)(-(?:(\d{1,3})\.(\d))?)?", text) if isinstance(text, str) else None
     if not found:
         raise NotANumber(f"capability is {text!r}; write '9.0', '8.0-8.9' or '9.0-'")
     first = int(found[1]) * 10 + int(found[2])

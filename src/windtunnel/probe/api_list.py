@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from windtunnel.errors import ProbeConfigError
+from windtunnel.foreign_files import read_at_most
 
 __all__ = ["LISTED_PREFIXES", "read_api_list"]
 
@@ -76,11 +77,9 @@ def read_api_list(path: Path) -> frozenset[tuple[str, str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        if not path.is_file():
-            raise ProbeConfigError(f"api_list {path} is not a file")
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise ProbeConfigError(f"api_list {path} has more than {_LARGEST_BYTES} bytes")
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return read_at_most(path, _LARGEST_BYTES).decode("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise ProbeConfigError(f"api_list {path} is not a file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ProbeConfigError(f"api_list {path} cannot be read: {reason}") from None

@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from windtunnel.foreign_files import open_file
 from windtunnel.probe.atomic_file import replace_file
 from windtunnel.probe.journal import JOURNAL_NAME, is_being_written
 from windtunnel.probe.notice import tell
@@ -58,7 +59,8 @@ def _rebase(folder: Path, old: Path) -> None:
     """Make the moved files say where their tensors are now; else they would name those of the new run."""
     for name in ("dump.json", "debug.json", JOURNAL_NAME):
         with suppress(OSError):
-            text = (folder / name).read_bytes()
+            with open_file(folder / name) as file:
+                text = file.read()
             head = text[:_LONGEST_HEADER].replace(_quoted_start(old), _quoted_start(folder), 1)
             if head != text[:_LONGEST_HEADER]:
                 replace_file(folder, name, (head, memoryview(text)[_LONGEST_HEADER:]))

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from windtunnel.errors import ProbeConfigError
+from windtunnel.foreign_files import open_file
 
 __all__ = ["ConfigWatch", "read_config_file"]
 
@@ -82,7 +83,7 @@ def _read_text(path: Path) -> str:
                 f"{path} has {status.st_size} bytes, more than the {LARGEST_BYTES} a config may have",
                 hint="is it another file?",
             )
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
         raise ProbeConfigError(

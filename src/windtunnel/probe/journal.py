@@ -22,9 +22,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
+
 __all__ = ["JOURNAL_NAME", "Journal", "is_being_written", "journal_entries", "journal_header"]
 
 JOURNAL_NAME = "journal.jsonl"
+_LONGEST_LINE = 1 << 25  # characters: as the longest entry of a dump.json
 
 
 class Journal:
@@ -93,7 +97,7 @@ def journal_header(folder: Path | str) -> tuple[str, dict] | None:
 def is_being_written(folder: Path) -> bool:
     """Whether a living process is writing into `folder`."""
     try:
-        with open(folder / JOURNAL_NAME, "rb") as file:
+        with open_file(folder / JOURNAL_NAME) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -103,12 +107,17 @@ def is_being_written(folder: Path) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
-    if not path.exists():
+    if not path.is_file():
         return
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            if line.endswith("]\n") and (record := _parse(line)):
-                yield record
+    try:
+        with open_file(path, "r", encoding="utf-8", errors="replace", newline="\n") as file:
+            is_rest = False  # of a line that is too long, and left out as a torn one is
+            while line := file.readline(_LONGEST_LINE):
+                if not is_rest and line.endswith("]\n") and (record := _parse(line)):
+                    yield record
+                is_rest = not line.endswith("\n")
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path}: {error.strerror or error}", hint="move it away") from error
 
 
 def _parse(line: str) -> tuple[str, str, str] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file, parse_json, read_at_most
 
 try:
     import orjson
@@ -26,7 +27,7 @@ except ImportError:  # only slower without it
 __all__ = ["EntryStream", "read_object"]
 
 _WINDOW = 4 << 20  # bytes
-_LARGEST_ENTRY = 1 << 28  # characters: more than this before a value ends is not a dump
+_LARGEST_ENTRY = 1 << 25  # characters of one value: a call with ten thousand tensors has a tenth
 _LARGEST_OBJECT = 1 << 30  # bytes of a file that is read at once: stack.json, construct.json
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -46,7 +47,7 @@ class EntryStream:
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         try:
-            with open(self.path, "rb") as self._file:
+            with open_file(self.path) as self._file:
                 self._is_at_end = False
                 yield from self._document()
         except OSError as error:
@@ -149,7 +150,12 @@ class EntryStream:
             n_bytes *= 2
 
     def _more_or_fail(self, n_bytes: int) -> None:
-        if len(self._text) - self._at > _LARGEST_ENTRY or not self._more(n_bytes):
+        if len(self._text) - self._at > _LARGEST_ENTRY:
+            raise CorruptFile(
+                f"{self.path} has an entry of more than {_LARGEST_ENTRY:,} characters, the most that is read of one call",
+                hint="dump it again",
+            )
+        if not self._more(n_bytes):
             raise self._damaged()
 
     def _more(self, n_bytes: int) -> bool:
@@ -176,16 +182,14 @@ class EntryStream:
 def read_object(path: Path) -> dict[str, Any]:
     """A small JSON object beside a dump; {} when the file is not there."""
     try:
-        if path.stat().st_size > _LARGEST_OBJECT:
-            raise CorruptFile(f"{path} is larger than 1 GiB", hint="compare without it: move it away")
-        found = json.loads(path.read_bytes().decode("utf-8", "replace"))
+        found = parse_json(read_at_most(path, _LARGEST_OBJECT).decode("utf-8", "replace"))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise CorruptFile(
-            f"cannot read {path}: {error.strerror or error}", hint="check its rights"
+            f"cannot read {path}: {error.strerror or error}", hint="move it away to compare without it"
         ) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         raise CorruptFile(f"{path} is not valid JSON", hint="move it away to compare without it") from None
     if not isinstance(found, dict):
         raise CorruptFile(f"{path} is not a JSON object", hint="move it away to compare without it")

@@ -8,6 +8,7 @@ What is more than that is refused with its line. Which kind a pair is follows fr
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -16,12 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UsageError
+from windtunnel.foreign_files import open_file, parse_json, parse_toml
 from windtunnel.probe.framework_words import API_PREFIXES
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
 
 __all__ = ["API", "CELL", "DATA", "LAYER", "Rule", "read_mapping"]
 
@@ -60,7 +57,7 @@ class _Line:
 def read_mapping(path: Path) -> tuple[Rule, ...]:
     """All rules of a file, in order."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_LARGEST + 1)
     except OSError as error:
         raise UsageError(
@@ -73,9 +70,9 @@ def read_mapping(path: Path) -> tuple[Rule, ...]:
     try:
         text = data.decode("utf-8-sig")
         if path.suffix == ".toml":
-            found = list(_from_document(tomllib.loads(text), path))
+            found = list(_from_document(parse_toml(data.removeprefix(codecs.BOM_UTF8)), path))
         elif path.suffix == ".json":
-            found = list(_from_document(json.loads(text), path))
+            found = list(_from_document(parse_json(text), path))
         else:
             found = list(_from_lines(list(_lines(text, path)), path))
     except (ValueError, RecursionError) as error:  # all of its decoders raise kinds of ValueError
@@ -172,7 +169,7 @@ def _from_document(document: Any, path: Path, section: str = "") -> Iterator[Rul
     if isinstance(document, list):
         for item in document:
             if not isinstance(item, dict):
-                raise _refuse(path, 0, f"{str(item)[:60]!r} is no block of ms_api and pt_api")
+                raise _refuse(path, 0, f"a {type(item).__name__} is no block of ms_api and pt_api")
             yield _block(item, 0, section, path)
     elif isinstance(document, dict):
         for key, value in document.items():

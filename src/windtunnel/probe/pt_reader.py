@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 from windtunnel.probe.tensor_pickle import TensorRecord, parse_tensor_pickle
 from windtunnel.probe.tensor_types import element_type
 
@@ -25,7 +26,7 @@ _MOST_RECORDS = 1000
 def read_pt(path: Path) -> tuple[np.ndarray, str]:
     """The bits of the tensor in `path`, mapped read-only, and the name of its type. Raises CorruptFile."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             return _read_archive(path, archive)
     except zipfile.BadZipFile as error:
         raise CorruptFile(

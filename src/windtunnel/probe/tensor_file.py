@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import CorruptFile, UsageError
+from windtunnel.foreign_files import open_file
 from windtunnel.probe.atomic_file import replace_file
 from windtunnel.probe.checksum import crc32
 from windtunnel.probe.pt_reader import read_pt
@@ -111,7 +112,7 @@ def _npy_head(kind: ElementType, shape: tuple[int, ...]) -> bytes:
 
 def _read_npy(path: Path) -> tuple[np.ndarray, str]:
     # Not by np.load: it parses the header as Python, which fails in many ways on a file made to fail.
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         n_file = os.fstat(file.fileno()).st_size
         magic, major = file.read(6), file.read(2)[:1]
         n_header = int.from_bytes(file.read(2 if major == b"\1" else 4), "little")
@@ -150,12 +151,13 @@ def _read_raw(path: Path) -> tuple[np.ndarray, str]:
         )
     kind = element_type(match[1])
     shape = () if match[2] == "scalar" else tuple(map(int, match[2].split("x")))
-    n_bytes, n_expected = path.stat().st_size, kind.n_bytes * math.prod(shape)
-    if n_bytes != n_expected:
-        raise CorruptFile(
-            f"{path} has {n_bytes} bytes, but {kind.name} of shape {list(shape)} has {n_expected}"
-        )
-    return np.fromfile(path, dtype=kind.numpy).reshape(shape), kind.name
+    with open_file(path) as file:
+        n_bytes, n_expected = os.fstat(file.fileno()).st_size, kind.n_bytes * math.prod(shape)
+        if n_bytes != n_expected:
+            raise CorruptFile(
+                f"{path} has {n_bytes} bytes, but {kind.name} of shape {list(shape)} has {n_expected}"
+            )
+        return np.fromfile(file, dtype=kind.numpy).reshape(shape), kind.name
 
 
 _RAW_NAME = re.compile(r"\.(\w{1,30})\.(scalar|\d{1,19}(?:x\d{1,19}){0,63})\.bin$", re.ASCII)

@@ -41,6 +41,10 @@ _TENSOR = [
 _DIGEST = ["NPU MD5", "BENCH MD5"]
 _END = ["Requires_grad Consistent", "Result", "Err_message", "NPU_Stack_Info"]
 _OURS = ["Step", "Rank", "Place", "Relative Error", "Evidence", "Judged", "Zeros A", "Zeros B"]
+_WORDS = {
+    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "Err_message", "NPU_Stack_Info", "Data_name",
+}  # fmt: skip
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _EVIDENCE = {STATISTICS: "statistics", SKETCH: "sketch", VALUES: "values", BITS: "checksum"}
 
 
@@ -69,6 +73,8 @@ class CsvReport:
 
     def _write(self, columns: dict[str, list[str]]) -> None:
         n = len(columns["NPU Name"])
+        for name in _WORDS & columns.keys():
+            columns[name] = list(map(_harmless_cell, columns[name]))
         arrays = [pa.array(columns.get(name) or [_NA] * n, pa.string()) for name in self._columns]
         assert self._writer is not None  # add made it
         self._writer.write_table(pa.table(arrays, names=self._columns))
@@ -241,6 +247,11 @@ def _stacks(found: RankComparison, place: np.ndarray) -> list[str]:
         frames = found.a.stack_of(found.name(int(place[index])))
         stacks[index] = str(list(frames)) if frames else _NA
     return stacks
+
+
+def _harmless_cell(text: str) -> str:
+    """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers are in other columns."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _texts(values: np.ndarray, has: np.ndarray) -> list[str]:

@@ -20,6 +20,7 @@ import numpy as np
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.isolation.changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
@@ -44,6 +45,7 @@ from windtunnel.report.whole_file import whole_file
 
 __all__ = ["LISTED_IN_FULL", "rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
+_MOST_BYTES = 1 << 30  # a report of a million ranks has a tenth
 _MOST_RANKS = 10_000_000  # ten times the largest machine there is
 LISTED_IN_FULL = 1024  # ranks of a world; of a larger one, those that were simulated
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
@@ -107,6 +109,7 @@ def read_report(path: Path) -> RunResult:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError(f"it holds {document!r:.60}, not the fields of a report")
+        document = parse_json(read_at_most(path, _MOST_BYTES).decode("utf-8"))
         if document["schema"] != SCHEMA:
             raise CorruptFile(
                 f"{path} has schema {document['schema']}, and this windtunnel reads schema {SCHEMA}"
@@ -138,7 +141,15 @@ def read_report(path: Path) -> RunResult:
         return result
     except FileNotFoundError:
         raise CorruptFile(f"there is no report at {path}", hint="run `windtunnel run` first") from None
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise CorruptFile(
             f"{path} is not a report of windtunnel: {_in_words(error)}",
             hint="run the script again, with --force to replace it",

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from windtunnel.errors import CorruptFile
+from windtunnel.foreign_files import open_file
 from windtunnel.units import MIB, format_bytes
 
 __all__ = ["read_page_document"]
@@ -25,7 +26,7 @@ _END = b"</script>"
 def read_page_document(path: Path) -> dict[str, Any]:
     """The document of a page that `windtunnel` wrote."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             page = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise CorruptFile(f"cannot read {path}: {error.strerror or error}", hint="name a page") from error

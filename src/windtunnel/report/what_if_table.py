@@ -211,7 +211,9 @@ def _below(result: WhatIf) -> Iterator[str]:
 
 def _against(outcome: Outcome, recorded: int) -> str:
     difference = outcome.peak_reserved_bytes - recorded
-    return "the same" if difference == 0 else f"{difference / recorded:+.2%}"
+    if difference == 0:
+        return "the same"
+    return f"{difference / recorded:+.2%}" if recorded > 0 else "another figure"
 
 
 # -- the sentence -------------------------------------------------------------------------------------------

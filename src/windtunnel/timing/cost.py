@@ -13,6 +13,7 @@ from math import isfinite
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Signature
+from windtunnel.foreign_files import parse_json
 from windtunnel.timing.roofline import roofline_of
 from windtunnel.timing.roofline_bytes import bytes_moved
 
@@ -56,11 +57,11 @@ class CostTable:
     @classmethod
     def from_json(cls, text: str) -> CostTable:
         try:
-            table = json.loads(text)
+            table = parse_json(text)
             version, seconds = table["version"], table["seconds"]
             if version != _FORMAT or not all(isfinite(s) and s >= 0 for s in seconds.values()):
                 raise ValueError("not this format")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptFile(
                 f"this is not a table of operator costs: {error}",
                 hint="write one with windtunnel.dtr.save_costs(path) in a real run",

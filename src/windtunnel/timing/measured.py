@@ -21,6 +21,7 @@ from typing import Any
 
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Signature, TensorSpec
+from windtunnel.foreign_files import open_file, parse_json
 from windtunnel.timing.flops import flops_of
 from windtunnel.timing.op_classes import class_of
 from windtunnel.timing.op_cost import Basis, HostCosts, OpCost
@@ -151,13 +152,14 @@ class MeasuredCosts:
     def load(cls, path: Path) -> MeasuredCosts:
         """Read a file of `save`; CorruptFile for anything else."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            with open_file(path) as file:
+                content = parse_json(file.read())
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']!r} is not {_FORMAT}")
             fingerprint = _record(Fingerprint, content["fingerprint"])
             host = _record(HostSeconds, content["host"])
             entries = {signature_of(s): measured_of(m) for s, m in content["entries"]}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptFile(
                 f"{path} is not a file of measured operators: {error}", hint="delete it"
             ) from None

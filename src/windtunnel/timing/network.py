@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from windtunnel.devices import DeviceProfile, find_device
 from windtunnel.errors import UsageError
+from windtunnel.foreign_files import parse_toml, read_at_most
 from windtunnel.timing.network_library import Library, library_of, link_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from windtunnel.units import MIB
 
 __all__ = ["Network", "check_network", "host_network", "network_of"]
 
@@ -130,10 +127,10 @@ def _from_text(text: str) -> dict[str, object]:
 
 def _from_file(path: Path) -> dict[str, object]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(read_at_most(path, MIB))
     except OSError as error:
         raise UsageError(f"cannot read the network file {path}: {error.strerror}", hint=_EXAMPLE) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"the network file {path} is not TOML: {error}", hint=_EXAMPLE) from error
     inner = list(table.values())
     return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else table
@@ -143,9 +140,9 @@ def _seconds(key: str, value: object, where: str) -> float:
     match = _QUANTITY.fullmatch(value.replace("µ", "u")) if isinstance(value, str) else None
     if match is None or match.group(2) not in _SECONDS:
         raise UsageError(
-            f"cannot read {key}={value} in {where}", hint=f"write {key}=5us, with ns, us, ms or s"
+            f"cannot read {key}={value!s:.40} in {where}", hint=f"write {key}=5us, with ns, us, ms or s"
         )
-    return float(match.group(1)) * _SECONDS[match.group(2)]
+    return _finite(key, float(match.group(1)) * _SECONDS[match.group(2)], where)
 
 
 def _rate(key: str, value: object, where: str) -> float:
@@ -154,16 +151,23 @@ def _rate(key: str, value: object, where: str) -> float:
     unit = _RATE.fullmatch(match.group(2)) if match else None
     if match is None or unit is None or float(match.group(1)) == 0:
         raise UsageError(
-            f"cannot read {key}={value} in {where}",
+            f"cannot read {key}={value!s:.40} in {where}",
             hint=f"write {key}=50GB/s (bytes) or {key}=400Gb/s (bits), above 0 and in one direction",
         )
-    return float(match.group(1)) * _FACTORS[unit.group(1)] / (1 if unit.group(2) == "B" else 8)
+    rate = float(match.group(1)) * _FACTORS[unit.group(1)] / (1 if unit.group(2) == "B" else 8)
+    return _finite(key, rate, where)
+
+
+def _finite(key: str, figure: float, where: str) -> float:
+    if not isfinite(figure):
+        raise UsageError(f"{key} in {where} is larger than any number", hint=_EXAMPLE)
+    return figure
 
 
 def _count(key: str, value: object, where: str) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdecimal() or int(text) < 1:
+    text = str(value)[:10]
+    if isinstance(value, bool) or not text.isascii() or not text.isdecimal() or not 1 <= int(text) < 10**9:
         raise UsageError(
-            f"cannot read {key}={value} in {where}", hint=f"write {key}=8, a whole number above 0"
+            f"cannot read {key}={value!s:.40} in {where}", hint=f"write {key}=8, a whole number above 0"
         )
     return int(text)
