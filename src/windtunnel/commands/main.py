@@ -63,7 +63,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def _report_unraisable(failure: sys.UnraisableHookArgs) -> None:
     """An interrupt that fell into a destructor, where no exception gets out: it is sent again when that has ended."""
     if failure.exc_type is KeyboardInterrupt:
-        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(failure)
 
