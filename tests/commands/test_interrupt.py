@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -33,11 +34,16 @@ _VERBS = {
 }
 
 
+def _listen():
+    """A shell starts its jobs in the background deaf to Ctrl-C, and these tests may be one of them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _run(command, folder, **variables):
     (folder / "train.py").write_text("print('ran')\n")
     done = subprocess.run(
         command, cwd=folder, env=environment(**variables), stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=PATIENCE_S, check=False,
+        text=True, timeout=PATIENCE_S, check=False, preexec_fn=_listen,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 

@@ -138,7 +138,7 @@ def test_the_place_of_a_row_is_its_module_and_phase(tmp_path):
 def test_an_ordinary_recording_is_refused_with_the_command_that_records_what_is_needed(tmp_path):
     """What the program holds itself cannot be evicted, and an ordinary recording does not tell it from the rest."""
     with pytest.raises(UsageError) as refused:
-        _read(tmp_path, [Alloc(1, 4096), Alloc(2, 4096), Op(0, 4, (1, 2))])
+        _read(tmp_path, [Alloc(1, 4096), Alloc(2, 4096), Op(0, 4, (1, 2), phase=BACK)])
     assert "does not record what autograd saves" in refused.value.message
     assert refused.value.hint.startswith("let the script run again: windtunnel remat ")
 

@@ -83,9 +83,7 @@ class Script:
         signatures = tuple(self.signatures)
         recording = Recording({}, (), signatures, (), columns, nothing, nothing)
         n_steps = sum(isinstance(action, p.Step) for action in self.actions)
-        return p.Program(
-            tuple(self.actions), signatures, recording, n_steps, frozenset(self.vanishing), False
-        )
+        return p.Program(tuple(self.actions), signatures, recording, n_steps, frozenset(self.vanishing))
 
     def costs(self, seconds: float = 1.0) -> ProgramCosts:
         table = CostTable({cost_key(s.name, (i.shape for i in s.inputs)): seconds for s in self.signatures})

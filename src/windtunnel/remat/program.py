@@ -125,7 +125,8 @@ class Program:
 def read_program(recording: Recording) -> Program:
     """The actions of one rank on its device; refuses a recording that does not say what autograd saves."""
     kinds = recording.columns["kind"]
-    if np.any(kinds == Kind.OP) and not np.any((kinds == Kind.CALL) | (kinds == Kind.SAVE)):
+    has_backward = np.any((kinds == Kind.OP) & (recording.columns["phase"] == Phase.BACKWARD))
+    if has_backward and not np.any((kinds == Kind.CALL) | (kinds == Kind.SAVE)):
         raise UsageError(
             "this recording is of `windtunnel run`, which does not record what autograd saves",
             hint=f"let the script run again: {_command(recording)}",

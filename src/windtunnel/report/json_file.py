@@ -82,9 +82,6 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "level": result.level,
         "world_size": result.world_size,
         "fits": result.fits,
-        "verdict": result.verdict,
-        "advice": [asdict(remedy) for remedy in result.advice],
-        "notes": list(result.notes),
         "device": asdict(result.device),
         "allocator": result.allocator,
         "ranks": [],
@@ -92,6 +89,9 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "time": time_document(result.time),
         "mesh": [asdict(axis) for axis in result.mesh],
         "files": None if result.files is None else asdict(result.files),
+        "verdict": result.verdict,
+        "advice": [asdict(remedy) for remedy in result.advice],
+        "notes": list(result.notes),
         "framework": result.framework,
     }
 
