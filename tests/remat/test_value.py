@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.remat.value import Value
@@ -45,6 +45,7 @@ def test_neighbourhoods_join_and_what_returns_leaves_its_cost():
     assert a.neighbourhood.cost == 5.0
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_remembered_costs_are_always_the_true_ones(data):
     values: list[Value] = []

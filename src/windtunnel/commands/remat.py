@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from windtunnel import __version__
+from windtunnel.commands.console import open_console
 from windtunnel.commands.remat_advice import check_request, give_advice
 from windtunnel.commands.remat_page import add_to_page, is_folder_of
 from windtunnel.commands.remat_source import RematSource, open_recording
@@ -106,6 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Dry-run or read, simulate every threshold, show and write the curve."""
+    with ExitStack() as closing:  # the lock of its folder
+        return _run(args, closing)
+
+
+def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     policies = _policies(args.policy)
     if args.advise:
         check_request(policies)
@@ -119,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
     Allocator.from_spec(allocator)
     folder = Path(args.out or _OUT) if request is not None or args.out else None
     if folder is not None and not (source is not None and is_folder_of(args.script, folder)):
-        prepare_folder(folder, args.force)
-    console = PlainConsole(stderr=args.json)
+        closing.enter_context(prepare_folder(folder, args.force))
+    console = open_console(stderr=args.json)
     if request is not None:
         source = _dry_run(request, console, args.verbose)
     assert source is not None  # read, or recorded just now
@@ -282,9 +288,9 @@ def _dry_run(request: RunRequest, console: Console, shows_every_rank: bool) -> R
 def _program_of(source: RematSource) -> Program:
     program = read_program(source.recording)
     if not has_backward(program) and not source.recording.is_complete:
+        what = "is damaged" if source.recording.is_damaged else "was cut off"
         raise CorruptFile(
-            f"{source.subject} was cut off before its first backward",
-            hint="record it again, to the end of a step",
+            f"{source.subject} {what} before its first backward", hint="record it again, to the end of a step"
         )
     if not has_backward(program):
         raise UsageError(
@@ -320,7 +326,9 @@ def _notes(program: Program, thresholds: Thresholds | None, device: DeviceProfil
     if thresholds is not None and thresholds.left_out:
         first = write_size(thresholds.left_out[0])
         yield f"{first} and above was left out: {device.id} has {format_bytes(device.memory_bytes)}"
-    if not program.recording.is_complete:
+    if program.recording.is_damaged:
+        yield "the recording is damaged: this is what could be read"
+    elif not program.recording.is_complete:
         yield "the program was killed: the recording ends at its last flush"
     if program.n_steps == 0:
         yield "the program took no optimizer step: everything it did counts as one"

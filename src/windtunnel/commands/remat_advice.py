@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from windtunnel.commands.console import open_console
 from windtunnel.commands.remat_page import add_to_page
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import MissingFramework, UsageError
@@ -62,7 +63,7 @@ def give_advice(
     if is_json:
         sys.stdout.write(plain_json(_text(advice)))
     else:
-        console = PlainConsole()
+        console = open_console()
         steps = f"{program.n_steps} step{'' if program.n_steps == 1 else 's'}"
         console.print(f"{subject}: {steps} on {device.id}, time against memory", style="bold", markup=False)
         console.print(render_advice(advice))
