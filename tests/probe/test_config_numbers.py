@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.probe.rank_steps import LARGEST, NumberSet, read_numbers
@@ -19,6 +19,7 @@ elements = st.one_of(
 )
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(st.lists(elements, min_size=1))
 def test_a_list_stands_for_the_union_of_its_elements(listed):
     expected = set().union(*(members for _, members in listed))
@@ -30,6 +31,7 @@ def test_a_list_stands_for_the_union_of_its_elements(listed):
         assert found.overlaps(first, first + 4) == bool(expected & set(range(first, first + 5)))
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(st.lists(elements, min_size=1, max_size=8))
 def test_what_is_shown_can_be_read_again(listed):
     found = read_numbers([text for text, _ in listed])
@@ -42,6 +44,7 @@ def test_what_is_shown_can_be_read_again(listed):
     )
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(
     st.one_of(
         st.text(max_size=12), st.integers(), st.floats(), st.booleans(), st.none(), st.binary(max_size=3)
