@@ -123,7 +123,6 @@ def test_out_gets_the_json_and_the_pictures(chain, capsys, here):
     pytest.importorskip("matplotlib")
     assert main(["remat", "--device", CARD, "--out", "found", chain]) == 0
     assert sorted(path.name for path in (here / "found").iterdir()) == [
-        ".windtunnel-lock",
         "remat.json",
         "remat.png",
         "remat.svg",
