@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from windtunnel.commands.rank_analysis import measure_again
@@ -61,7 +61,7 @@ def find_remedies(request: RunRequest, rank: RankResult, run: Run, tell: Tell) -
     )
     try:
         recording, _ = recording_of(request, request.folder / f"rank{rank.rank}" / "recording.arrows")
-        found = list(trial.to_fit(recording) if not rank.fits or rank.n_retries else trial.to_grow(recording))
+        found = trial.to_fit(recording) if not rank.fits or rank.n_retries else [*trial.to_grow(recording)]
     except (WindtunnelError, OSError):
         return ()  # the run has its verdict; advice that cannot be tried is not given
     finally:
@@ -98,6 +98,21 @@ class _Batch:
         return (*given, self.option, str(size))
 
 
+@dataclass(frozen=True)
+class _Checkpointed:
+    """The dry run with activation checkpointing, to try more on top of."""
+
+    request: RunRequest
+    recording: Recording
+    remedy: Remedy
+
+    def and_also(self, others: Iterable[Remedy]) -> Iterator[Remedy]:
+        for other in others:
+            yield replace(
+                other, what=f"{self.remedy.what} and {other.what}", how=f"{self.remedy.how}; {other.how}"
+            )
+
+
 class _Trial:
     def __init__(self, request: RunRequest, rank: RankResult, run: Run, tell: Tell) -> None:
         self.request = request
@@ -107,37 +122,18 @@ class _Trial:
 
     # -- it does not fit ------------------------------------------------------------------------------------------
 
-    def to_fit(self, recording: Recording) -> Iterator[Remedy]:
-        alone = [*self._by_replay(self.request, recording)]
-        checkpointed = self._checkpointing_request()
-        with_checkpoints: Recording | None = None
+    def to_fit(self, recording: Recording) -> list[Remedy]:
+        """Each change alone, the cheapest to try first; with checkpointing as well where nothing is enough alone."""
+        tried = [*self._by_replay(self.request, recording)]
+        checkpointed = self._checkpointed()
         if checkpointed is not None:
-            request, module = checkpointed
-            self._tell(f"trying activation checkpointing on {module}")
-            result = self._ask(request)
-            if result is not None and result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
-                alone.append(
-                    self._remedy(f"activation checkpointing on {module}", _CHECKPOINT, request, result)
-                )
-                with_checkpoints = self._recording(request)
-        yield from alone
-        if with_checkpoints is not None and checkpointed is not None and not any(r.fits for r in alone):
-            request, module = checkpointed
-            for each in self._by_replay(request, with_checkpoints):
-                what = f"activation checkpointing on {module} and {each.what}"
-                alone.append(replace(each, what=what, how=f"{_CHECKPOINT}; {each.how}"))
-                yield alone[-1]
-        smaller = [*self._smaller_batch(recording, self.request)]
-        yield from smaller
-        if (
-            with_checkpoints is not None
-            and checkpointed is not None
-            and not any(r.fits for r in (*alone, *smaller))
-        ):
-            request, module = checkpointed
-            for each in self._smaller_batch(with_checkpoints, request):
-                what = f"activation checkpointing on {module} and {each.what}"
-                yield replace(each, what=what, how=f"{_CHECKPOINT}; {each.how}")
+            tried.append(checkpointed.remedy)
+        if checkpointed is not None and not _any_fits(tried):
+            tried += checkpointed.and_also(self._by_replay(checkpointed.request, checkpointed.recording))
+        tried += self._smaller_batch(recording, self.request)
+        if checkpointed is not None and not _any_fits(tried):
+            tried += checkpointed.and_also(self._smaller_batch(checkpointed.recording, checkpointed.request))
+        return tried
 
     def _by_replay(self, request: RunRequest, recording: Recording) -> Iterator[Remedy]:
         """What the recording itself tells, played again: other settings of the allocator, smaller logits."""
@@ -161,13 +157,20 @@ class _Trial:
             what = f"chunking the cross-entropy over {loss.n_classes:,} classes in {N_CHUNKS}"
             yield replace(self._remedy(what, how, request, result), command="")
 
-    def _checkpointing_request(self) -> tuple[RunRequest, str] | None:
+    def _checkpointed(self) -> _Checkpointed | None:
+        """The repeated blocks that hold most under a checkpoint, if that takes less."""
         units = checkpoint_units(self.rank.at_peak_by_module)
         blocks = [unit for unit in units if unit.is_repeated and unit.is_whole]
         if not blocks or blocks[0].n_bytes < _WORTH_A_TRY * self.rank.peak_with_fragments_bytes:
             return None
         module = blocks[0].module
-        return replace(self.request, checkpointed=(*self.request.checkpointed, module)), module
+        request = replace(self.request, checkpointed=(*self.request.checkpointed, module))
+        self._tell(f"trying activation checkpointing on {module}")
+        result = self._ask(request)
+        if result is None or result.peak_with_fragments_bytes >= self.rank.peak_with_fragments_bytes:
+            return None
+        remedy = self._remedy(f"activation checkpointing on {module}", _CHECKPOINT, request, result)
+        return _Checkpointed(request, self._recording(request), remedy)
 
     def _smaller_batch(self, recording: Recording, request: RunRequest) -> Iterator[Remedy]:
         """The largest batch that fits, if a few tries find one."""
@@ -247,6 +250,10 @@ class _Trial:
 
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+
+
+def _any_fits(remedies: list[Remedy]) -> bool:
+    return any(remedy.fits for remedy in remedies)
 
 
 def _expandable(request: RunRequest) -> RunRequest | None:
