@@ -183,3 +183,13 @@ def test_wrong_what_ifs_are_refused_in_a_sentence(tmp_path):
     done = windtunnel("run", "--checkpoint", "layers[0]", "train.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "is not a module path" in done.stderr
+
+
+def test_a_what_if_that_changes_nothing_says_so(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\ntorch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda())\n"
+    )
+    options = ("--checkpoint", "layers.*", "--batch-factor", "2")
+    notes = _report(tmp_path, "out", *options)["notes"]
+    assert "--checkpoint layers.* matches no module that was called" in notes
+    assert "--batch-factor changed nothing: the script made no DataLoader with a batch_size" in notes

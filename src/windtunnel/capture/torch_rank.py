@@ -85,11 +85,18 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     if note is not None:
         recorder.notice(note)
     batches = torch_what_if.watch_batch_settings(task.batch_factor)
+    has_matched = (
+        torch_what_if.install_checkpointing(recorder, task.checkpointed) if task.checkpointed else None
+    )
     arguments = ScriptArguments([task.script, *task.arguments])
     if program is None:
         sys.argv = arguments
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     _wait_for_threads()
+    if has_matched is not None and not has_matched():
+        recorder.notice(f"--checkpoint {', '.join(task.checkpointed)} matches no module that was called")
+    if task.batch_factor != 1 and not batches.loaders:
+        recorder.notice("--batch-factor changed nothing: the script made no DataLoader with a batch_size")
     outcome |= {
         "steps": recorder.n_steps,
         "unknown_values": [
@@ -137,8 +144,6 @@ def install(
     torch_distributed.install_distributed(task.rank, task.world_size, mail, task.max_steps is not None)
     torch_spawn.install_spawn(recorder)
     torch_program.install_program(recorder)
-    if task.checkpointed:
-        torch_what_if.install_checkpointing(recorder, task.checkpointed)
     if task.is_recording_saves:
         torch_saved.install_saves(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,8 +46,11 @@ def watch_batch_settings(factor: float) -> BatchSettings:
     return settings
 
 
-def install_checkpointing(recorder: Recorder, patterns: tuple[str, ...]) -> None:
-    """Run the modules whose paths match under activation checkpointing, as a user would wrap them."""
+def install_checkpointing(recorder: Recorder, patterns: tuple[str, ...]) -> Callable[[], bool]:
+    """Run the modules whose paths match under activation checkpointing, as a user would wrap them.
+
+    Returns a function that says whether any did.
+    """
     wanted = PathPatterns(patterns)
     inner = torch.nn.Module.__call__
     names = recorder.writer.names
@@ -77,6 +81,7 @@ def install_checkpointing(recorder: Recorder, patterns: tuple[str, ...]) -> None
         return checkpoint(inner, module, *args, use_reentrant=False, **kwargs)
 
     torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    return lambda: bool(told) or any(is_wanted.values())
 
 
 def _watch_options(settings: BatchSettings) -> None:

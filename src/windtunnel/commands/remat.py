@@ -29,6 +29,7 @@ from windtunnel.commands.remat_source import RematSource, open_recording
 from windtunnel.commands.request import RunRequest, conf_of_environment
 from windtunnel.commands.run import read_request
 from windtunnel.commands.run_folder import prepare_folder
+from windtunnel.commands.run_options import OUT
 from windtunnel.commands.screen import Screen
 from windtunnel.commands.simulation import simulate
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
@@ -58,7 +59,6 @@ _STEPS = 3
 _MOST_COSTS = 32 * MIB  # of a table of costs: a hundred thousand operators have a tenth
 _PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
 _ALL = "all"
-_OUT = "windtunnel-out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     thresholds = parse_thresholds(args.thresholds, device.memory_bytes) if args.thresholds else None
     allocator = args.allocator or device.allocator
     Allocator.from_spec(allocator)
-    folder = Path(args.out or _OUT) if request is not None or args.out else None
+    folder = Path(args.out or OUT) if request is not None or args.out else None
     if folder is not None and not (source is not None and is_folder_of(args.script, folder)):
         closing.enter_context(prepare_folder(folder, args.force))
     console = open_console(stderr=args.json)
@@ -251,7 +251,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     """The dry run of one rank that records what autograd saves."""
     options = argparse.Namespace(**vars(args))
     options.device = args.device or DEFAULT_DEVICE
-    options.ranks, options.out = "auto", args.out or _OUT
+    options.ranks, options.out = "auto", args.out or OUT
     options.steps = _STEPS if args.steps is None else args.steps
     options.level = 0  # memory is what the simulation is for
     options.jobs, options.executor = None, "local"

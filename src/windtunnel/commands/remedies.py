@@ -177,29 +177,13 @@ class _Trial:
         batch = _find_batch(request, recording)
         if batch is None or batch.size < 2:
             return
-        least, most = 0, batch.size  # fits (nothing always does), does not fit
         figures = {batch.size: measure_again(request, self.rank.rank, recording)}
-        best: tuple[int, RankResult] | None = None
-        for _ in range(_BATCH_TRIES):
-            size = _next_size(figures, least, most, self.rank)
-            if size is None:
-                break
-            self._tell(f"trying a batch of {size} instead of {batch.size}")
-            result = self._ask(batch.asked_for(request, size))
-            if (
-                result is None
-                or result.peak_with_fragments_bytes >= figures[batch.size].peak_with_fragments_bytes
-            ):
-                return  # it does not do what its name says
-            figures[size] = result
-            if result.fits and not result.n_retries:
-                least, best = size, (size, result)
-            else:
-                most = size
-        size, result = best or min(figures.items())
+        size = self._search(batch, request, figures, 0, batch.size) or min(
+            figures
+        )  # none fits: the best there is
         if size < batch.size:
             what = f"a batch of {size} instead of {batch.size}"
-            yield self._remedy(what, batch.how(size), batch.asked_for(request, size), result)
+            yield self._remedy(what, batch.how(size), batch.asked_for(request, size), figures[size])
 
     # -- it fits --------------------------------------------------------------------------------------------------
 
@@ -209,25 +193,32 @@ class _Trial:
         if batch is None:
             return
         figures = {batch.size: self.rank}
-        least, most = batch.size, batch.size * _MOST_ROOM + 1
+        least = self._search(batch, self.request, figures, batch.size, batch.size * _MOST_ROOM + 1)
+        if least > batch.size:
+            what = f"a batch of {least} instead of {batch.size}"
+            yield self._remedy(
+                what, batch.how(least), batch.asked_for(self.request, least), figures[least], grows=True
+            )
+
+    def _search(
+        self, batch: _Batch, request: RunRequest, figures: dict[int, RankResult], least: int, most: int
+    ) -> int:
+        """Look between a size that fits and one that does not; returns the largest known to fit, adds to `figures`."""
         for _ in range(_BATCH_TRIES):
             size = _next_size(figures, least, most, self.rank)
             if size is None:
                 break
             self._tell(f"trying a batch of {size} instead of {batch.size}")
-            result = self._ask(batch.asked_for(self.request, size))
-            if result is None or result.peak_with_fragments_bytes <= self.rank.peak_with_fragments_bytes:
+            result = self._ask(batch.asked_for(request, size))
+            is_larger = size > batch.size
+            if result is None or is_larger != (_need(result) > _need(figures[batch.size])):
                 break  # the data end, or it does not do what its name says
             figures[size] = result
             if result.fits and not result.n_retries:
                 least = size
             else:
                 most = size
-        if least > batch.size:
-            what = f"a batch of {least} instead of {batch.size}"
-            yield self._remedy(
-                what, batch.how(least), batch.asked_for(self.request, least), figures[least], grows=True
-            )
+        return least
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -250,6 +241,10 @@ class _Trial:
 
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+
+
+def _need(result: RankResult) -> int:
+    return result.peak_with_fragments_bytes
 
 
 def _any_fits(remedies: list[Remedy]) -> bool:
