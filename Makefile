@@ -10,7 +10,7 @@ MS_PIP := $(MS)/bin/python -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 # Tests start hundreds of interpreters: each would compile our files once more.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test thorough shuffled check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean matrix
+.PHONY: help demo test thorough shuffled check bench screenshots qwen world time dtr dtr-curve probe msprobe msprobe-mindspore mindspore twins chart-library clean matrix types wheel
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch is pinned first, on its own: a range would pull gigabytes of CUDA packages nobody needs here.
-$(VENV)/.run: pyproject.toml setup.py src/windtunnel/probe/fused.cpp src/windtunnel/probe/method_swap.cpp | $(BIN)/python
+$(VENV)/.run: pyproject.toml setup.py src/windtunnel/probe/measure/fused.cpp src/windtunnel/probe/pytorch/eager/method_swap.cpp | $(BIN)/python
 	@echo "installing windtunnel and what the demo needs into $(VENV) (about a minute, once)"
 	@$(PIP) "$(TORCH)" numpy
 	@$(PIP) -e ".[torch,plot,plan,demo]"
@@ -42,7 +42,7 @@ thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  #
 
 # A test that leans on the one before it, or on a file left behind, fails here sooner or later; the seed is printed.
 SEED := $(or $(SEED),$(shell date +%s))
-shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in an order of chance; SEED=7 for one order again
+shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in a random order; SEED=7 repeats one
 	@$(BIN)/python -m pytest -n 2 --shuffle $(SEED)
 	@$(MS_TESTS) --shuffle $(SEED)
 
@@ -50,11 +50,18 @@ shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in an 
 matrix:  ## the tests that depend on torch, with torch 2.12 to 2.15 and Python 3.10 to 3.13 (MATRIX=2.15: one of them)
 	@$(PYTHON) -m tests.matrix $(MATRIX)
 
-check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint and test
+check: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## format, lint, types and tests: what CI runs
 	@$(BIN)/ruff format --check --exclude tests/capture/scripts src tests benchmarks examples
 	@$(BIN)/ruff check src tests benchmarks examples
+	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -n 2
 	@$(MS_TESTS)
+
+types: $(VENV)/.dev  ## check the type annotations
+	@$(BIN)/mypy
+
+wheel: $(BIN)/python  ## build a wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . && ls dist/*.whl
 
 bench: $(VENV)/.dev  ## predicted against measured, and the races against peers
 	@$(BIN)/python -m benchmarks
@@ -95,29 +102,29 @@ $(VENV)/.perfetto: $(VENV)/.dev
 screenshots: $(VENV)/.browser $(VENV)/.megatron  ## pictures of every view of the report page, into docs/images
 	@$(BIN)/python -m benchmarks.screenshots
 
-qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend cards with Megatron-core: ours beside a published real run
+qwen: $(VENV)/.megatron  ## Qwen2.5-7B on 4 Ascend devices with Megatron-core, next to a published real run
 	@$(BIN)/python -m benchmarks.qwen_table
 
-world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 cards: what a dry run of every rank costs
+world: $(VENV)/.dev $(VENV)/.megatron  ## a 70 B model on 1,024 and on 16,384 devices: what a dry run of every rank costs
 	@$(BIN)/python -m benchmarks.world_sizes
 
-time: $(VENV)/.dev $(VENV)/.megatron  ## level 3: against real steps here, against published steps, pipeline bubbles, 1,024 cards
+time: $(VENV)/.dev $(VENV)/.megatron  ## level 3: against real steps here, against published steps, pipeline bubbles, 1,024 devices
 	@$(BIN)/python -m benchmarks.local_time
 	@$(BIN)/python -m benchmarks.pipeline_bubbles
-	@$(BIN)/python -m benchmarks.published_time
+	@$(BIN)/python -m benchmarks.published.step_times
 	@$(BIN)/python -m benchmarks.timeline_scale
 
 dtr: $(VENV)/.dev  ## rematerialisation: against checkpointing, predicted against measured, policies, the authors' logs
-	@$(BIN)/python -m benchmarks.dtr_training
-	@$(BIN)/python -m benchmarks.dtr_floor
-	@$(BIN)/python -m benchmarks.dtr_prediction
-	@$(BIN)/python -m benchmarks.dtr_policies
-	@$(BIN)/python -m benchmarks.dtr_logs
+	@$(BIN)/python -m benchmarks.dtr.training
+	@$(BIN)/python -m benchmarks.dtr.floor
+	@$(BIN)/python -m benchmarks.dtr.prediction
+	@$(BIN)/python -m benchmarks.dtr.policies
+	@$(BIN)/python -m benchmarks.dtr.logs
 
-dtr-curve: $(VENV)/.dev  ## ResNet-50 on a 2080 Ti under many eviction thresholds: ours beside the published curve
-	@$(BIN)/python -m benchmarks.dtr_curve
+dtr-curve: $(VENV)/.dev  ## ResNet-50 on a 2080 Ti under many eviction thresholds: next to the published curve
+	@$(BIN)/python -m benchmarks.dtr.curve
 
-probe: $(VENV)/.run  ## a training with a mistake beside one without: which call went wrong first
+probe: $(VENV)/.run  ## two trainings, one with a mistake: which call went wrong first
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/precision.sh
 
 # msProbe in a virtual environment of its own: it pins other versions than we do.
@@ -133,18 +140,18 @@ $(VENV)-msprobe-mindspore/.ready:
 	@$(VENV)-msprobe-mindspore/bin/python -m pip install --quiet --disable-pip-version-check mindspore==2.10.0 "numpy<2" "pandas<3" mindstudio-probe==26.2.0
 	@touch $@
 
-msprobe: $(VENV)/.dev $(VENV)-msprobe/.ready  ## the probe beside msProbe: the same names and figures, and what collecting costs
-	@$(BIN)/python -m benchmarks.msprobe_parity $(VENV)-msprobe/bin/python
-	@$(BIN)/python -m benchmarks.probe_race $(VENV)-msprobe/bin/python
+msprobe: $(VENV)/.dev $(VENV)-msprobe/.ready  ## the probe next to msProbe: same names and figures, and what collecting costs
+	@$(BIN)/python -m benchmarks.probe.msprobe_parity $(VENV)-msprobe/bin/python
+	@$(BIN)/python -m benchmarks.probe.race $(VENV)-msprobe/bin/python
 
 msprobe-mindspore: $(MS)/.tried $(VENV)-msprobe-mindspore/.ready  ## the same, MindSpore's side
-	@$(MS)/bin/python -m benchmarks.msprobe_mindspore_parity $(VENV)-msprobe-mindspore/bin/python
+	@$(MS)/bin/python -m benchmarks.probe.msprobe_mindspore_parity $(VENV)-msprobe-mindspore/bin/python
 
-mindspore: $(MS)/.tried  ## MindSpore scripts without CANN: 8 cards semi-automatic, and a stage of Qwen2.5-7B beside a published run
-	@$(MS)/bin/python -m benchmarks.mindspore_dry_run
+mindspore: $(MS)/.tried  ## MindSpore scripts without CANN: 8 devices semi-automatic, and a stage of Qwen2.5-7B next to a published run
+	@$(MS)/bin/python -m benchmarks.mindspore_runs.dry_run
 
 twins: $(VENV)/.dev $(MS)/.tried  ## the same transformer in PyTorch and MindSpore: compare pairs it and finds planted mistakes
-	@$(BIN)/python -m benchmarks.twins $(MS)/bin/python
+	@$(BIN)/python -m benchmarks.probe.twins $(MS)/bin/python
 
 # The charting library that pages carry, as npm has it. Only whoever changes its version runs this: it is in the repository.
 UPLOT  := uplot@1.6.32

@@ -1,22 +1,25 @@
-"""The one thing pyproject.toml cannot say: extensions that may fail to build; the package works without them."""
+"""Optional C++ extensions, which pyproject.toml cannot declare: if they fail to build, the package works without them."""
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-Wno-psabi"]
+FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-Wno-psabi"]
+LINK_FLAGS = ["-s"]  # symbols for a debugger would more than double the file
 
 setup(
     ext_modules=[
         Extension(
-            "windtunnel.probe.fused",
-            sources=["src/windtunnel/probe/fused.cpp"],
-            depends=["src/windtunnel/probe/fused_pass.h", "src/windtunnel/probe/fused_gather.h"],
+            "windtunnel.probe.measure.fused",
+            sources=["src/windtunnel/probe/measure/fused.cpp"],
+            depends=["src/windtunnel/probe/measure/fused_pass.h", "src/windtunnel/probe/measure/fused_gather.h"],
             extra_compile_args=FLAGS,
+            extra_link_args=LINK_FLAGS,
             optional=True,
         ),
         Extension(
-            "windtunnel.probe.method_swap",
-            sources=["src/windtunnel/probe/method_swap.cpp"],
+            "windtunnel.probe.pytorch.eager.method_swap",
+            sources=["src/windtunnel/probe/pytorch/eager/method_swap.cpp"],
             extra_compile_args=FLAGS,
+            extra_link_args=LINK_FLAGS,
             optional=True,
         ),
     ]

@@ -1,1 +1,1 @@
-"""Predicted against measured, and races against peers. `make bench` runs them all."""
+"""Predicted against measured values, and speed comparisons with other tools. `make bench` runs them all."""

@@ -1,21 +1,21 @@
 """`make bench`: every table, one after the other."""
 
 from benchmarks import (
-    advisor_truth,
     allocator_speed,
     cpu_exactness,
-    dtr_curve,
-    dtr_floor,
-    dtr_logs,
-    dtr_policies,
-    dtr_prediction,
-    dtr_training,
     gloo_truth,
     large_models,
     local_time,
     page_size,
     step_speed,
 )
+from benchmarks.dtr import advisor_truth
+from benchmarks.dtr import curve as dtr_curve
+from benchmarks.dtr import floor as dtr_floor
+from benchmarks.dtr import logs as dtr_logs
+from benchmarks.dtr import policies as dtr_policies
+from benchmarks.dtr import prediction as dtr_prediction
+from benchmarks.dtr import training as dtr_training
 
 step_speed.main()
 allocator_speed.main()

@@ -1,11 +1,11 @@
-"""Does advice come true? Every recommendation of `run`, `remat` and `remat --advise` is followed, and simulated.
+"""Is the advice right? Every recommendation of `run`, `remat` and `remat --advise` is followed and simulated.
 
     case ──> windtunnel run --advise ──> remedies ──> the script with the remedy written into it ──> promised, found
         └──> windtunnel remat ──> best threshold ──> that threshold alone
-        └──> windtunnel remat --advise ──> the recommended way ──> the script with it, or that threshold alone
+        └──> windtunnel remat --advise ──> the recommended strategy ──> the script with it, or that threshold alone
 
-`python -m benchmarks.advice_followed [CASE ...]`; it ends with 1 if something that was said to fit does not, or a figure
-is more than 2 % off.
+`python -m benchmarks.advice_followed [CASE ...]`; it exits with 1 if something that was said to fit does not, or a figure
+is more than 2 % off (15 % if it was given as "about").
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["CASES", "Case", "Followed", "follow", "main"]
 
 SCRIPT = Path(__file__).parent / "advice_programs" / "train.py"
 TOLERANCE = 0.02
+ROUGH_TOLERANCE = 0.15  # of a figure that is given as "about"
 _CHECKPOINT = re.compile(r"activation checkpointing on (\S+)")
 _BATCH = re.compile(r"a batch of (\d+) instead")
-_FIRST = re.compile(r"the first (\d+) of|every one of")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a batch size on a device of so much memory."""
+    """A model with a batch size on a device with this much memory."""
 
     model: str
     batch_size: int
@@ -62,7 +62,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Followed:
-    """One recommendation: what was promised, and what came of it."""
+    """One recommendation: what was promised, and the outcome."""
 
     case: Case
     source: str  # the command that gave it
@@ -71,6 +71,7 @@ class Followed:
     found_bytes: int
     promised_fit: bool
     found_fit: bool
+    is_estimate: bool = False
 
     @property
     def off(self) -> float:
@@ -78,11 +79,12 @@ class Followed:
 
     @property
     def is_true(self) -> bool:
-        return abs(self.off) <= TOLERANCE and (self.found_fit or not self.promised_fit)
+        tolerance = ROUGH_TOLERANCE if self.is_estimate else TOLERANCE
+        return abs(self.off) <= tolerance and (self.found_fit or not self.promised_fit)
 
 
 def follow(case: Case) -> Iterator[Followed]:
-    """Every recommendation of one case, followed."""
+    """Follow every recommendation of one case."""
     with tempfile.TemporaryDirectory(prefix="windtunnel-advice-") as name:
         folder = Path(name)
         report = _run(case, folder / "first", "--advise")
@@ -93,7 +95,7 @@ def follow(case: Case) -> Iterator[Followed]:
             rank = found["ranks"][0]
             yield Followed(
                 case, "run", remedy["what"], remedy["needs_bytes"], rank["peak_with_fragments_bytes"],
-                remedy["fits"], rank["fits"],
+                remedy["fits"], rank["fits"], remedy["is_estimate"],
             )  # fmt: skip
         yield from _follow_remat(case, folder / "remat")
 
@@ -102,7 +104,7 @@ def _options_of(what: str, case: Case) -> tuple[dict[str, Any], dict[str, str]]:
     arguments: list[str] = []
     if found := _CHECKPOINT.search(what):
         arguments += ["--checkpointed", found[1]]
-    if "chunking the cross-entropy" in what:
+    if "cross-entropy" in what:
         arguments.append("--chunk-loss")
     batch = _BATCH.search(what)
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if "expandable" in what else {}
@@ -116,7 +118,7 @@ def _follow_remat(case: Case, folder: Path) -> Iterator[Followed]:
     best = curve["best"]
     if best is not None:
         yield _threshold(case, folder, "remat", best["threshold_bytes"], best["peak_reserved_bytes"])
-    advice = _answer(["remat", "--device", case.device, "--json", "--advise", str(folder)])
+    advice = _answer([*command, "--advise", "--out", str(folder), *script])
     if advice["recommended"] is None:
         return
     chosen = advice["points"][advice["recommended"]]
@@ -168,7 +170,7 @@ def _answer(command: list[str], environment: dict[str, str] | None = None) -> An
 
 
 def main(wanted: list[str]) -> int:
-    """Print every recommendation; 1 if one of them is not true."""
+    """Print every recommendation; 1 if one of them does not hold."""
     table = Table("case", "from", "recommendation", "promised", "found", "off", "fits?")
     rows: list[Followed] = []
     for i, case in enumerate(CASES):
@@ -188,9 +190,13 @@ def main(wanted: list[str]) -> int:
             )  # fmt: skip
     Console(width=160).print(table)
     wrong = [row for row in rows if not row.is_true]
-    worst = max((abs(row.off) for row in rows), default=0.0)
+    exact, rough = (
+        max((abs(row.off) for row in rows if row.is_estimate is is_estimate), default=0.0)
+        for is_estimate in (False, True)
+    )
     print(
-        f"{len(rows)} recommendations followed, {len(wrong)} not true; the largest difference is {worst:.2%}"
+        f"{len(rows)} recommendations followed, {len(wrong)} not true; the largest difference is {exact:.2%},"
+        f' of those given as "about" {rough:.2%}'
     )
     return int(bool(wrong))
 

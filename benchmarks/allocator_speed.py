@@ -1,9 +1,9 @@
-"""How fast the allocator models replay: events (one alloc or one free) a second, one process.
+"""How fast the allocator models replay: events (one alloc or one free) per second, one process.
 
     python benchmarks/allocator_speed.py
 
-Reads the real GPU traces beside the repository when they are there, else a random training-like
-stream. Each is repeated until it holds at least `LEAST_EVENTS`. The model is the very code that
+Reads the real GPU traces next to the repository if they are there, else a random training-like
+stream. Each is repeated until it holds at least `LEAST_EVENTS`. The model is the same code that
 `windtunnel` uses, with all its counters. The baseline is a plain best fit with a linear scan.
 """
 
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from windtunnel.memory import Allocator
-from windtunnel.memory.allocator_replay import ALLOC, FREE, replay_columns
+from windtunnel.memory.allocators.models.replay import ALLOC, FREE, replay_columns
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "allocator" / "real"
 NAMES = ("024", "017", "034", "052")
@@ -69,7 +69,7 @@ def best_of(n_runs: int, work: Callable[[], None], n_events: int) -> float:
 
 
 def read_trace(path: Path) -> list[tuple[int, int, int, int]]:
-    """Keep the allocs and the frees of a real trace; free what it leaves, so that it can be repeated."""
+    """Keep the allocs and frees of a real trace; free what is left, so that it can be repeated."""
     rows, owner, n_ids = [], {}, 0
     for action, address, n_bytes, stream in json.loads(gzip.decompress(path.read_bytes()))["events"]:
         if action == "alloc":
@@ -97,7 +97,7 @@ def repeat(rows: list[tuple[int, int, int, int]], least: int) -> list[list[int]]
 
 
 def linear_scan(kinds, ids, sizes, streams) -> None:
-    """Best fit without an index: what the sorted free lists are measured against."""
+    """Best fit without an index: the baseline for the sorted free lists."""
     free: list[tuple[int, int]] = []
     live: dict[int, tuple[int, int]] = {}
     top = 0

@@ -1,8 +1,8 @@
-"""windtunnel's probe for benchmark scripts that time tools by a common interface.
+"""windtunnel's probe for benchmark scripts that time tools through a common interface.
 
     Adapter(level, task, summary, folder, extra) ──> start(model), stop(), step(), close()
 
-For instance: bench_msprobe.py L1 statistics statistics --tool benchmarks.bench_adapter:Adapter
+For example: bench_msprobe.py L1 statistics statistics --tool benchmarks.bench_adapter:Adapter
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ class Adapter:
 
 
 class Off(Adapter):
-    """In place, but no step is wanted."""
+    """Installed, but no step is collected."""
 
     steps = (999_999,)

@@ -1,4 +1,4 @@
-"""Is `--device cpu` exact? Every program is run for real and dry, and compared allocation by allocation.
+"""Is `--device cpu` exact? Every program is run for real and dry-run, and compared allocation by allocation.
 
 cpu_programs/*.py ──> real run, torch's profiler (measure_cpu.py) ──┐
                  └──> windtunnel run --device cpu ────────────────┴──> peak difference, sequence agreement
@@ -35,7 +35,7 @@ class Comparison:
     agreement: float  # share of allocations, per step, that agree in size and order
     n_allocations: int
     differences: tuple[str, ...]
-    scratch_kernels: tuple[str, ...]  # kernels that allocate beyond their results, as asked of the CPU itself
+    scratch_kernels: tuple[str, ...]  # kernels that allocate beyond their results, measured on the CPU itself
 
     @property
     def peak_error(self) -> float:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel of models that people train, in worlds of 2, 8 and 64 ranks: do they run, and are all ranks alike?
+"""DistributedDataParallel of models that people train, in jobs of 2, 8 and 64 ranks: do they run, and are all ranks equal?
 
 fourteen vision models, one of 1,000 and one of 17,000 parameter tensors ──> peak of every simulated rank, CPU time
 """
@@ -28,7 +28,7 @@ def main() -> None:
     ]
     found = {world: _run(world, names) for world in _WORLDS}
     print(
-        "\nDDP, batch 4 a rank, one step of SGD with momentum: MiB live at the peak, the same on every rank\n"
+        "\nDDP, batch 4 per rank, one step of SGD with momentum: MiB live at the peak, the same on every rank\n"
     )
     print(
         f"{'model':<20} {'tensors':>8} {'MiB':>8}" + "".join(f"{f'{world} ranks':>12}" for world in _WORLDS)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _run(world: int, names: list[str]) -> tuple[float, dict[str, dict[str, int]], int]:
-    """CPU seconds, what rank 0 said of each model, and how many ranks were simulated; all must have said the same."""
+    """CPU seconds, what rank 0 printed for each model, and how many ranks were simulated; all must print the same."""
     before = _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")

@@ -1,4 +1,4 @@
-"""Shard a 7 B model with fully_shard, and say how much CPU time that took: under windtunnel, or on fake tensors."""
+"""Shard a 7 B model with fully_shard, and print the CPU time that took: under windtunnel, or on fake tensors."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""Is a simulated rank exact? Programs for many processes are run for real under torchrun with gloo, and dry.
+"""Is a simulated rank exact? Multi-process programs are run for real under torchrun with gloo, and dry-run.
 
 gloo_programs/*.py ──> torchrun, torch's profiler in every process (measure_gloo.py) ──┐
                   └──> windtunnel run --device cpu --world-size N --ranks all ───────┴──> peak of every rank
@@ -24,7 +24,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Case:
-    """A program, how many processes, its arguments."""
+    """A program, the number of processes, its arguments."""
 
     program: str
     world_size: int = 2
@@ -62,7 +62,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class RankComparison:
-    """One rank of one program: the most bytes alive at once, as measured and as predicted."""
+    """One rank of one program: the most bytes live at once, as measured and as predicted."""
 
     rank: int
     measured_peak: int
@@ -103,7 +103,7 @@ def _dry_run(case: Case, folder: Path) -> list[int]:
 
 
 def _run(command: list[str]) -> None:
-    # One thread per process: kernels ask for scratch memory per thread, and processes share the cores.
+    # One thread per process: kernels allocate scratch memory per thread, and processes share the cores.
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600
     )
@@ -112,7 +112,7 @@ def _run(command: list[str]) -> None:
 
 
 def _peak(events: list[tuple[int, int]]) -> int:
-    """The most bytes alive at once; a free the profiler did not see is known by the address that is given out again."""
+    """The most bytes live at once; a free the profiler missed is recognised when the address is handed out again."""
     live: dict[int, int] = {}
     total = highest = 0
     for address, n_bytes in events:

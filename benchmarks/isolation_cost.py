@@ -1,9 +1,9 @@
-"""What protecting the disk costs a run: CPU time of entering, of the script's writes, of the list and of the removal.
+"""What protecting the disk costs a run: CPU time to enter, for the script's writes, for the list and for the removal.
 
-    python -m benchmarks.isolation_cost ──> one row for each protection that can be had here
+    python -m benchmarks.isolation_cost ──> one row for each protection available here
 
 A whole run of a three-line script takes seconds, most of them importing torch, and its spread hides what is measured
-here: so the protection is entered by a forked child that writes, replaces and removes a file, and nothing else is in it.
+here. So a forked child enters the protection, writes, replaces and removes a file, and does nothing else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SET_DUMPABLE = 4
 
 
 def main() -> None:
-    print(f"CPU seconds, the median of {REPEATS}: user + system of the parent and of the process in there")
-    _show("as whoever runs this", "auto")
+    print(f"CPU seconds, the median of {REPEATS}: user + system time of the parent and of the process inside")
+    _show("as the current user", "auto")
     _show("the guard", "guard")
     if os.geteuid() == 0:
         child = os.fork()

@@ -28,7 +28,7 @@ class LargeRun:
 
 
 def run_large(name: str) -> LargeRun:
-    """Simulate two steps of a Llama of this size on one (much too small) card."""
+    """Simulate two steps of a Llama of this size on one (much too small) device."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

@@ -1,11 +1,11 @@
 """Does `--level 3 --device cpu` predict how long a step takes on this machine?
 
     cpu_programs/*.py ──> real steps in a fresh process (local_time_steps.py) ──┐ in turns, so that
-                     └──> dry run ──> operators timed here, nothing kept ──────┴─> both see the same noise
+                     └──> dry run ──> operators timed here, no cache ──────────┴─> both see the same noise
 
 python -m benchmarks.local_time [--rounds N] [--clock thread] [program ...]
 
-`--clock thread` compares processor time of a single thread, on a machine where others work too.
+`--clock thread` compares CPU time of a single thread, for a machine with other load.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rich.table import Table
 
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
-from windtunnel.timing.measured_here import measure_here
-from windtunnel.timing.measured_steps import steady_rows
+from windtunnel.timing.measured.here import measure_here
+from windtunnel.timing.measured.steps import steady_rows
 from windtunnel.timing.row_costs import row_costs
 
 __all__ = ["Comparison", "compare", "main"]
 
 _HERE = Path(__file__).parent
-# Programs whose step takes ten milliseconds and more: below that, starting to measure is what takes the time.
+# Programs whose step takes ten milliseconds or more: below that, starting the measurement dominates.
 PROGRAMS = ("resnet50", "gpt", "hf_qwen2", "hf_bert", "lstm", "mlp", "cnn_batchnorm", "checkpointing")
 _STEPS_A_ROUND = 8
 
@@ -101,7 +101,7 @@ def _real(script: Path, clock: str) -> list[float]:
 
 
 def _predict(recording: Recording, clock: str) -> _Prediction:
-    with tempfile.TemporaryDirectory() as folder:  # nothing is known from before
+    with tempfile.TemporaryDirectory() as folder:  # an empty cache
         costs = measure_here(
             [recording], cache=Path(folder), clock=clock, threads=1 if clock == "thread" else None
         )
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _table(found: list[Comparison], clock: str) -> Table:
-    what = "wall time" if clock == "wall" else "processor time, one thread"
+    what = "wall time" if clock == "wall" else "CPU time, one thread"
     table = Table(title=f"a step on this CPU, predicted from its operators ({what})", box=None)
     table.add_column("program")
     for column in (

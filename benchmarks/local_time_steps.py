@@ -1,4 +1,4 @@
-"""Run a script for real, again and again, and print the seconds of each training step.
+"""Run a script for real, repeatedly, and print the seconds of each training step.
 
 python benchmarks/local_time_steps.py script.py N_STEPS [thread]
 """
@@ -22,7 +22,7 @@ _MOST_RUNS = 12
 def measure(script: str, n_steps: int, clock: str = "wall") -> list[float]:
     """From the end of one step to the end of the next; the first of each run of the script is warm-up."""
     read = time.thread_time if clock == "thread" else time.perf_counter
-    if clock == "thread":  # all of the work in one thread, whose time is then all there is
+    if clock == "thread":  # all work in one thread, so that its CPU time is the total
         torch.set_num_threads(1)
         torch.autograd.set_multithreading_enabled(False)
     ends: list[float] = []
@@ -30,7 +30,7 @@ def measure(script: str, n_steps: int, clock: str = "wall") -> list[float]:
 
     def note(optimizer: object, *_: object) -> None:
         first.append(optimizer)
-        if optimizer is first[0]:  # of several optimizers the first counts the steps
+        if optimizer is first[0]:  # with several optimizers, the first one counts the steps
             ends.append(read())
 
     register_optimizer_step_post_hook(note)
@@ -40,7 +40,7 @@ def measure(script: str, n_steps: int, clock: str = "wall") -> list[float]:
         first.clear()
         with contextlib.redirect_stdout(io.StringIO()):
             runpy.run_path(script, run_name="__main__")
-        if number:  # the first run of all finds nothing warm
+        if number:  # the very first run is cold
             found += [b - a for a, b in itertools.pairwise(ends)]
         if len(found) >= n_steps:
             break

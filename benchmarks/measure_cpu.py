@@ -21,7 +21,7 @@ def measure(script: str) -> dict[str, list[list[int]]]:
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
         first.append(optimizer)
-        if optimizer is first[0]:  # of several optimizers the first counts the steps
+        if optimizer is first[0]:  # with several optimizers, the first one counts the steps
             ends.append(time.time_ns())
 
     register_optimizer_step_post_hook(note)

@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node N benchmarks/measure_gloo.py FOLDER script.py [arguments] ──> FOLDER/rank{R}.json
 
-Gloo's threads carry the profiler while they work, so the copies a collective makes for itself are seen too.
+The profiler is active in gloo's threads while they work, so a collective's internal copies are seen too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 
 _PAUSE_S = 0.002
-_COALESCED = "c10d::broadcast_coalesced"  # what DDP starts with; it waits in C++, out of reach of a pause
+_COALESCED = "c10d::broadcast_coalesced"  # DDP's first collective; it waits in C++, where we cannot pause
 _WAITS = ("_c10d_functional::wait_tensor", _COALESCED)
 
 
@@ -54,7 +54,7 @@ def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
 
 
 def _unseen_frees(seen: list[tuple[int, int, int, bool]], waits: list[int]) -> list[tuple[int, int, int]]:
-    """The copies a collective made for itself end with the wait for it, though gloo's thread may drop them last."""
+    """A collective's internal copies end with the wait for it, although gloo's thread may drop them later."""
     held: dict[int, tuple[int, int]] = {}
     lost = []
     for when, address, n_bytes, is_own_copy in seen:
@@ -69,9 +69,9 @@ def _unseen_frees(seen: list[tuple[int, int, int, bool]], waits: list[int]) -> l
 
 
 def _let_gloo_finish() -> None:
-    """Pause after each wait, until gloo's thread has let go of its tensors.
+    """Pause after each wait, until gloo's thread has released its tensors.
 
-    From the end of a collective on that thread runs without the profiler: what it were to free would go unseen.
+    After a collective ends, that thread runs without the profiler: its frees would be missed.
     """
 
     def paused(wait: Any) -> Any:

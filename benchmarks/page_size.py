@@ -2,8 +2,8 @@
 
     python -m benchmarks.page_size [MILLIONS_OF_EVENTS ...]
 
-Two trainings, by `windtunnel run`: Qwen2.5-7B, whose steps repeat, and one whose every step is different. With more
-events than a page can name, it must say what it left out. Exits with 1 if a limit is broken.
+Two training runs, by `windtunnel run`: Qwen2.5-7B, whose steps repeat, and one whose every step is different. With more
+events than a page can show, it must say what it left out. Exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tests.report.browser import complaints, open_browser
 from windtunnel.events.file import read_recording
-from windtunnel.memory.allocator import Allocator
+from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.rank_detail import rank_detail
-from windtunnel.report.page_detail import detail_document
+from windtunnel.report.page.rank_detail import detail_document
 
 LIMIT_MB, LIMIT_S = 15, 3
 _PATIENCE_S = 20
@@ -33,7 +33,7 @@ _PROGRAMS = {
     "qwen25_7b.py": (str(_ROOT / "examples" / "qwen25_7b.py"), "--batch-size", "1"),
     "varied_steps.py": (str(_ROOT / "benchmarks" / "varied_steps.py"),),
 }
-# Which programs are run at which length: three million events of the larger one take long and teach nothing more.
+# Which programs are run at which length: three million events of the larger one take long and add no information.
 _LONGEST_OF = {"qwen25_7b.py": 1.5, "varied_steps.py": 100.0}
 
 _READY = """
@@ -105,7 +105,7 @@ def measure(program: str, n_millions: float) -> Found:
 
 
 def run(program: str, n_steps: int, folder: Path) -> tuple[int, float]:
-    """Events recorded, and seconds of the whole command."""
+    """Number of recorded events, and seconds for the whole command."""
     script, *options = _PROGRAMS[program]
     command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "a100-80gb", "--force"]
     started = time.perf_counter()
@@ -118,7 +118,7 @@ def run(program: str, n_steps: int, folder: Path) -> tuple[int, float]:
 
 
 def detail(folder: Path) -> float:
-    """Seconds to tell every allocation: the larger part of writing a page."""
+    """Seconds to describe every allocation: the larger part of writing a page."""
     recording = read_recording(folder / "rank0" / "recording.arrows")
     started = time.perf_counter()
     detail_document(rank_detail(recording, lambda limit: Allocator.from_spec("cuda", device_bytes=limit)))
@@ -126,7 +126,7 @@ def detail(folder: Path) -> float:
 
 
 def open_page(page: Path, view: str) -> tuple[float, str]:
-    """Seconds from the start of the navigation until the view is drawn, and what it says."""
+    """Seconds from the start of the navigation until the view is drawn, and its text."""
     with open_browser(1280, 900) as driver:
         driver.get(f"file://{os.path.abspath(page)}#{view}")
         milliseconds, text = driver.execute_async_script(_READY, _PATIENCE_S * 1000)

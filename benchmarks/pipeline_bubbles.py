@@ -1,9 +1,9 @@
-"""Bubbles of real pipeline schedules beside their closed forms.
+"""Bubbles of real pipeline schedules compared with their closed-form values.
 
-schedules of torch and of Megatron-core, as they run ──> only some operators take time, a second each ──> step, closed form
+schedules of torch and of Megatron-core, as they run ──> only some operators take time, one second each ──> step, closed form
 
-Stages are equal, nothing else takes time: what a step takes above its work is bubble. p ranks, m micro-batches, v
-chunks on each rank; a chunk takes f forwards and b + w backwards.
+Stages are equal, nothing else takes time: the time of a step beyond its work is bubble. p ranks, m micro-batches, v
+chunks on each rank; a chunk takes f for forward and b + w for backward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Case:
 
 
 def main() -> None:
-    print(f"\nStep of {_P} equal stages: real schedules beside the closed form, f = b = w = 1\n")
+    print(f"\nStep of {_P} equal stages: real schedules vs. the closed form, f = b = w = 1\n")
     print(
         f"{'schedule':<44} {'m':>3} {'v':>2} {'step':>7} {'closed form':>12} {'difference':>11} {'bubble':>7}"
     )
@@ -72,7 +72,7 @@ def _cases() -> list[_Case]:
 
 
 def _torch(schedule: str, m: int, v: int, bubble: float, *, clip: bool = True) -> _Case:
-    """A step ends for all at once, by the norm of the gradients; without it, ranks go on into the next."""
+    """A step ends for all ranks at once, because of the gradient norm; without it, ranks continue into the next step."""
     options = ["--schedule", schedule, "--micro-batches", str(m), "--chunks", str(v), "--steps", "4"]
     options += ["--clip"] if clip else []
     name = f"torch {schedule}" + ("" if clip else ", steps not synchronised")
@@ -80,7 +80,7 @@ def _torch(schedule: str, m: int, v: int, bubble: float, *, clip: bool = True) -
 
 
 def _megatron(m: int, v: int, bubble: float) -> _Case:
-    """One layer a chunk. Only attention takes time, so that embedding and loss cost the outer stages nothing."""
+    """One layer per chunk. Only attention takes time, so that embedding and loss cost the outer stages nothing."""
     sizes = {
         "pipeline-model-parallel-size": _P, "num-layers": _P * v, "hidden-size": 128, "ffn-hidden-size": 256,
         "num-attention-heads": 4, "seq-length": 64, "max-position-embeddings": 64, "padded-vocab-size": 512,
@@ -112,7 +112,7 @@ def _step(case: _Case) -> float:
             raise SystemExit(f"{case.name} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
         world = _replay({r: read_recording(out / f"rank{r}" / "recording.arrows") for r in range(_P)}, case)
     if world.n_unmet or world.n_alone:
-        raise SystemExit(f"{case.name}: {world.n_unmet + world.n_alone} calls met nobody")
+        raise SystemExit(f"{case.name}: {world.n_unmet + world.n_alone} mismatched calls")
     return max(float(np.diff(rank.step_ends)[-1]) for rank in world.ranks.values())
 
 

@@ -1,4 +1,4 @@
-"""One training program for every vehicle of the race: Qwen2.5-7B, sequence 4096, AdamW; prints CPU seconds per step.
+"""The training program for every tool compared: Qwen2.5-7B, sequence 4096, AdamW; prints CPU seconds per step.
 
 windtunnel run benchmarks/qwen_step.py cuda            ours
 python benchmarks/qwen_step.py fake                    torch's FakeTensorMode

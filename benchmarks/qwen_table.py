@@ -1,9 +1,9 @@
-"""Qwen2.5-7B, TP 2 x PP 2, sequence 10,240: our dry run beside a published real run and MindSpore's dry run.
+"""Qwen2.5-7B, TP 2 x PP 2, sequence 10,240: our dry run next to a published real run and MindSpore's dry run.
 
-    examples/megatron/qwen25_7b.sh ──> windtunnel run, ranks 0 and 2 (one per stage) ──> table, and what is alive
+    examples/megatron/qwen25_7b.sh ──> windtunnel run, ranks 0 and 2 (one per stage) ──> table, and what is live
 
 Run as `make qwen`. The figures of the real run and of MindSpore's dry run are those of a public tutorial, for stage 0;
-the arithmetic is the model's shapes times bytes, for comparison tensor by tensor. Nothing is fitted to either.
+the arithmetic is the model's shapes times bytes, for a tensor-by-tensor comparison. Nothing is fitted to either.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _peak(rank: dict, out: Path) -> RankPeak:
 
 
 def alive_at_peak(folder: Path) -> tuple[LiveTensors, ...]:
-    """Everything alive when live bytes were highest, alike tensors together."""
+    """Everything live when live bytes were highest, equal tensors grouped."""
     recording = read_recording(next(folder.glob("recording.*")))
     lives = lifetimes_of(recording)
     deaths = np.where(lives.death == ALIVE, len(recording), lives.death)
@@ -103,11 +103,11 @@ GATHERED, CONSTANTS = "buffer of the sequence all-gather", "causal mask, rotary 
 NORMS, ROTATED = "inputs of layers and norms, outputs of norms", "rotated query and key, value"
 ATTENTION, SOFTMAX, COS_SIN = "attention output", "softmax max and sum", "cos and sin of every call"
 FC1, SWIGLU, BACKWARD = "fc1 output", "SwiGLU output", "SwiGLU's backward: dY, its two gradients"
-LOGITS, WIDE_LOGITS, BEFORE = "logits, bf16", "logits, fp32", "gradient sent for the micro-batch before"
+LOGITS, WIDE_LOGITS, BEFORE = "logits, bf16", "logits, fp32", "gradient sent for the previous micro-batch"
 OTHER = "small tensors"
 EXPLAINED = {
-    NORMS: "the schedule's variable still holds what the micro-batch before received",
-    BEFORE: "the schedule's variable still holds what the micro-batch before sent back",
+    NORMS: "the schedule's variable still holds what the previous micro-batch received",
+    BEFORE: "the schedule's variable still holds what the previous micro-batch sent back",
 }
 
 S, H, FFN, HEADS, GROUPS, D, VOCAB, LAYERS, TP = 10240, 3584, 18944, 28, 4, 128, 152064, 14, 2
@@ -125,7 +125,7 @@ def terms_of(stage: int, recompute: bool) -> dict[str, float]:
         n_whole, n_inputs = (0, LAYERS + 1) if stage else (1, LAYERS * n_flying)
     else:
         n_whole, n_inputs = LAYERS * n_flying, 1 if stage else 0
-    n_activated = n_whole if stage else n_whole - 1  # the SwiGLU that runs backward has given up its output
+    n_activated = n_whole if stage else n_whole - 1  # the SwiGLU that runs backward has freed its output
     return {
         WEIGHTS: parameters * 2 / MIB,
         GRADIENTS: parameters * 4 / MIB,
@@ -133,7 +133,7 @@ def terms_of(stage: int, recompute: bool) -> dict[str, float]:
         MOMENTS: parameters * 8 / MIB,
         GATHERED: S * H * 2 / MIB,
         CONSTANTS: 4 + head * 4,
-        # with recomputation, a layer that runs again has its own input for norm input
+        # with recomputation, the norm input of a recomputed layer is the layer's own input
         NORMS: (n_inputs + n_whole * 4) * shard + (shard if stage else 0),
         ROTATED: n_whole * (HEADS + 2 * GROUPS) * half_heads,
         ATTENTION: n_whole * HEADS * half_heads,
@@ -166,13 +166,13 @@ def main() -> None:
         console.print(_comparison(recompute, stage, peak))
     worst = max((peak.peak_mib, stage) for (recompute, stage), peak in results.items() if recompute)
     console.print(
-        f"With recomputation the worst rank is of stage {worst[1]}: {worst[0]:,.0f} MiB. The published table has"
+        f"With recomputation the worst rank is in stage {worst[1]}: {worst[0]:,.0f} MiB. The published table has"
         " only stage 0."
     )
 
 
 def _table(results: dict[tuple[bool, int], RankPeak]) -> Table:
-    table = Table(title="Qwen2.5-7B on 4 Ascend cards, MiB: used / with fragments", box=None)
+    table = Table(title="Qwen2.5-7B on 4 Ascend devices, MiB: used / with fragments", box=None)
     for column in ("", "ours", "real run", "error", "MindSpore's dry run"):
         table.add_column(column, justify="left" if not column else "right")
     for (recompute, stage), peak in results.items():

@@ -1,4 +1,4 @@
-"""Pictures of every view of the report page, for README and docs, taken by a browser without a window.
+"""Screenshots of every view of the report page, for README and docs, taken by a headless browser.
 
     runs of the examples ──> their pages ──> Chromium ──> docs/images/report-VIEW-{light,dark}.png
 
@@ -24,8 +24,8 @@ from selenium.webdriver import ActionChains
 
 from tests.report.browser import complaints, open_browser
 from windtunnel.commands.compare_pages import comparison_page, precision_page
-from windtunnel.report.page_file import read_page_document
-from windtunnel.report.web_page import page_bytes
+from windtunnel.report.page.saved import read_page_document
+from windtunnel.report.page.web_page import page_bytes
 
 _ROOT = Path(__file__).parents[1]
 _IMAGES = _ROOT / "docs" / "images"
@@ -45,7 +45,7 @@ const done = arguments[arguments.length - 1];
 
 @dataclass(frozen=True)
 class Shot:
-    """One view of one page; `act` is done to it first."""
+    """One view of one page; `act` runs on it first."""
 
     name: str
     page: str
@@ -73,7 +73,7 @@ def to_title(selector: str, beginning: str) -> Callable[[Any], None]:
 
 
 def point_at_an_activation(driver: Any) -> None:
-    """One that a matrix product made, alive at the peak."""
+    """One allocated by a matrix product, live at the peak."""
     chart = driver.find_element("css selector", ".memory-chart .u-over")
     for down in range(-20, 100):
         right = round(0.24 * chart.size["width"])
@@ -82,7 +82,7 @@ def point_at_an_activation(driver: Any) -> None:
             return
 
 
-# Folders of this machine are nobody's business.
+# Do not show this machine's folders.
 _SHORTEN = """
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
@@ -96,7 +96,7 @@ while (walker.nextNode()) {
 
 
 def world(recompute: bool = False) -> Path:
-    """Qwen2.5-7B on 16 cards of 40 GB: tensor 2 x pipeline 4 x data 2."""
+    """Qwen2.5-7B on 16 devices of 40 GB: tensor 2 x pipeline 4 x data 2."""
     folder = _WORK / ("world-recompute" if recompute else "world")
     launch = f"{sys.executable} -m windtunnel.commands.main run --level 3 --device a100-40gb --world-size 16"
     sizes = {"TP": "2", "PP": "4", "SEQ": "8192", "GLOBAL_BATCH": "16", "RECOMPUTE": str(int(recompute))}
@@ -133,7 +133,7 @@ def _made(folder: Path, command: list[str], more: dict[str, str] | None = None) 
         print(f"$ {' '.join(command)}", flush=True)
         env = os.environ | {"PYTHONWARNINGS": "ignore"} | (more or {})
         done = subprocess.run(command, cwd=_ROOT, env=env, stdout=subprocess.DEVNULL)
-        if done.returncode not in (0, 4):  # 4: does not fit, which is what a picture is to show
+        if done.returncode not in (0, 4):  # 4: does not fit, which is what the picture should show
             sys.exit(f"that ended with exit code {done.returncode}")
     document = read_page_document(page)
     return _written(page, page_bytes(document["kind"], document))  # with the scripts as they are now
@@ -170,7 +170,7 @@ SHOTS = (
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.screenshots", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these pictures")
-    parser.add_argument("--reuse", action="store_true", help="take the runs of the last time")
+    parser.add_argument("--reuse", action="store_true", help="reuse the runs of the last time")
     args = parser.parse_args(argv)
     if not args.reuse:
         shutil.rmtree(_WORK, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How long does simulating one training step take, against torch's own tools? Qwen2.5-7B, sequence 4096, one run.
+"""How long does simulating one training step take, compared with torch's own tools? Qwen2.5-7B, sequence 4096, one run.
 
 windtunnel level 1, recording on   |   FakeTensorMode   |   FakeTensorMode + MemTracker
 """
@@ -32,7 +32,7 @@ class Vehicle:
 
 
 def race(with_memtracker: bool = True) -> list[Vehicle]:
-    """Run the vehicles one after the other on this machine."""
+    """Run the tools one after the other on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         ours = [
             sys.executable,

@@ -1,9 +1,9 @@
 """What the timeline of a whole cluster costs, once its ranks are recorded.
 
-a 70 B model, TP 8 x PP 8, on 1,024 and 16,384 cards ──> recordings ──> costs, programs ──> one timeline: seconds, memory
+a 70 B model, TP 8 x PP 8, on 1,024 and 16,384 devices ──> recordings ──> costs, programs ──> one timeline: seconds, memory
 
-The steps that were recorded are played one, two and all at a time: the cost follows the events of the ranks that play.
-First with the classes that a run finds, then with every recorded rank taken for a kind of its own, which is far more
+The recorded steps are simulated one, two and all at a time: the cost is proportional to the events of the simulated
+ranks. First with the classes that a run finds, then with every recorded rank as a class of its own, which is far more
 than this job needs.
 `python -m benchmarks.timeline_scale FOLDER CARDS` times an earlier run instead of making one.
 """
@@ -23,19 +23,19 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.cluster.cast import cast_of
 from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, program_of
+from windtunnel.cluster.rank_communication import communication_of
+from windtunnel.cluster.representatives import representatives_of
 from windtunnel.cluster.step_time import time_of
-from windtunnel.cluster.talk import talk_of
 from windtunnel.cluster.timeline import replay_world
-from windtunnel.commands.call_times import call_seconds
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
-from windtunnel.timing.network import network_of
-from windtunnel.timing.roofline import Roofline
+from windtunnel.session.prices import call_seconds
+from windtunnel.timing.network.links import network_of
+from windtunnel.timing.roofline.model import Roofline
 from windtunnel.timing.row_costs import row_costs
 
 __all__ = ["main"]
@@ -61,7 +61,7 @@ def _record(out: Path, n_cards: int) -> None:
     done = subprocess.run(["sh", str(_JOB)], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(
-            f"the job on {n_cards} cards ended with exit code {done.returncode}:\n{done.stdout[-2000:]}"
+            f"the job on {n_cards} devices ended with exit code {done.returncode}:\n{done.stdout[-2000:]}"
         )
 
 
@@ -72,7 +72,7 @@ def _print_world(out: Path, n_cards: int) -> None:
     classes, programs = RankClasses(n_cards), {}
     for rank in recorded:
         recording = read_recording(out / f"rank{rank}" / "recording.arrows")
-        classes.learn(talk_of(recording, rank, n_cards), rank)
+        classes.learn(communication_of(recording, rank, n_cards), rank)
         programs[rank] = _program(recording, rank)
     print(
         f"\n{n_cards:,} cards, {len(programs)} ranks recorded: reading, comparing and costs"
@@ -92,7 +92,7 @@ def _print_world(out: Path, n_cards: int) -> None:
 
 def _print_replay(n: int, programs: dict[int, StepProgram], shown: dict[int, int], n_cards: int) -> None:
     gc.collect()
-    n_events = sum(len(player.program) for player in cast_of(programs, shown, n_cards).players)
+    n_events = sum(len(player.program) for player in representatives_of(programs, shown, n_cards).players)
     started, cpu = time.monotonic(), time.process_time()
     world = replay_world(programs, shown, n_cards)
     wall, cpu = time.monotonic() - started, time.process_time() - cpu

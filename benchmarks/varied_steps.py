@@ -1,4 +1,4 @@
-"""A small training whose every step is different: sequences of random length, so that little repeats in its report.
+"""A small training run whose every step is different: sequences of random length, so that little repeats in its report.
 
 windtunnel run benchmarks/varied_steps.py --steps 100
 """

@@ -1,7 +1,7 @@
 """How the cost of a dry run grows with the size of the job.
 
-a 70 B model, TP 8 x PP 8, on 1,024 and on 16,384 cards ──> ranks simulated, time
-fully_shard of a 7 B model on 8 and on 1,024 cards      ──> CPU time, beside torch's own fake tensors and fake group
+a 70 B model, TP 8 x PP 8, on 1,024 and 16,384 devices ──> ranks simulated, time
+fully_shard of a 7 B model on 8 and 1,024 devices      ──> CPU time, next to torch's own fake tensors and fake group
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from windtunnel.report.json_file import read_report
+from windtunnel.report.json.run import read_report
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ _SHARD = _HERE / "fsdp_shard.py"
 def main() -> None:
     print("\nA 70 B model on Megatron-core, TP 8 x PP 8, 32 micro-batches, 3 steps; every rank reported\n")
     print(
-        f"{'cards':>8} {'simulated':>10} {'wall s':>8} {'CPU s':>8} {'CPU s a rank':>13} {'tightest GiB':>13}"
+        f"{'cards':>8} {'simulated':>10} {'wall s':>8} {'CPU s':>8} {'CPU s per rank':>13} {'tightest GiB':>13}"
     )
     for n_cards in (1024, 16384):
         _print_world(n_cards)
@@ -53,7 +53,7 @@ def _print_world(n_cards: int) -> None:
         wall, cpu = time.monotonic() - started, _cpu_seconds() - cpu
         if done.returncode:
             print(done.stdout[-2000:])
-            raise SystemExit(f"the job on {n_cards} cards ended with exit code {done.returncode}")
+            raise SystemExit(f"the job on {n_cards} devices ended with exit code {done.returncode}")
         ranks = read_report(Path(folder, "out", "report.json")).ranks
     assert len(ranks) == n_cards
     n_simulated = sum(rank.status != "same_as" for rank in ranks)
@@ -64,7 +64,7 @@ def _print_world(n_cards: int) -> None:
 
 
 def _shard_seconds(n_cards: int, *, is_ours: bool) -> float:
-    """CPU seconds that the script says fully_shard took."""
+    """CPU seconds that fully_shard took, as the script prints them."""
     ours = [
         sys.executable,
         "-m",

@@ -6,7 +6,7 @@ MIB = 1 << 20
 
 for name in ("cuda", "cuda-expandable", "npu", "mindspore"):
     allocator = Allocator.named(name, device_bytes=24 << 30)
-    # grow a buffer step by step, as a key-value cache does: the old one is freed after the new one is there
+    # grow a buffer step by step, as a key-value cache does: the old one is freed after the new one is allocated
     for step in range(1, 40):
         allocator.alloc(step, step * 37 * MIB)
         if step > 1:

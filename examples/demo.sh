@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job in two runs: a 7 B model that does not fit one 80 GB card; what makes it fit, and how long a step then takes.
+# The main use in two runs: a 7 B model that does not fit on one 80 GB device; what makes it fit, and how long a step takes.
 cd "$(dirname "$0")/.." || exit 1
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 

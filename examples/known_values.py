@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD([*router.parameters(), *expert.parameters()], lr=0.1
 for _ in range(3):
     tokens = torch.randn(4096, 256, device="cuda")
     chosen = router(tokens).argmax(-1) == 0
-    # how many tokens reach this expert is unknown without values; 4096 / 8 is what a balanced router sends
+    # without values, the number of tokens for this expert is unknown; a balanced router would send 4096 / 8
     n_tokens = windtunnel.mock(512, lambda chosen=chosen: int(chosen.sum()))
     out = expert(tokens[:n_tokens])
     (out.square().mean() + router(tokens).square().mean()).backward()

@@ -1,4 +1,4 @@
-"""Find the largest batch that fits a card, from Python: python examples/largest_batch.py"""
+"""Find the largest batch that fits a device, from Python: python examples/largest_batch.py"""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Where did two runs part? Train a small language model twice, once with a mistake, and compare what they computed.
+"""Where do two runs diverge? Train a small language model twice, once with a mistake, and compare what they computed.
 
     python examples/precision.py --dump good
     python examples/precision.py --dump bad --mistake

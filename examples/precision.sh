@@ -1,5 +1,5 @@
 #!/bin/sh
-# Two trainings of the same seed, one with a mistake, and the call at which they part.
+# Two training runs with the same seed, one with a mistake, and the call at which they diverge.
 cd "$(dirname "$0")/.." || exit 1
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 out=windtunnel-out/precision

@@ -1,4 +1,4 @@
-"""Train a Hugging Face Qwen2.5-7B from its configuration: an ordinary CUDA script, nothing of windtunnel in it.
+"""Train a Hugging Face Qwen2.5-7B from its configuration: an ordinary CUDA script without any windtunnel code.
 
 python examples/qwen25_7b.py --batch-size 1 --checkpointing
 """

@@ -1,4 +1,4 @@
-"""Train on half the memory: two lines of `windtunnel.dtr`, and the same losses bit for bit.
+"""Train in half the memory: two lines of `windtunnel.dtr`, and bit-for-bit the same losses.
 
 python examples/rematerialise.py
 """
@@ -29,9 +29,9 @@ def train(steps: int = 3) -> list[float]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # several threads of a busy machine may add up in another order
+    torch.set_num_threads(1)  # several threads on a busy machine may sum in another order
     plain = train()
-    with dtr.limit("500GB"):  # far away: only watched
+    with dtr.limit("500GB"):  # never reached: nothing is evicted
         train()
     needed = dtr.stats()["peak_live_bytes"]
 
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     done = dtr.stats()
     print(f"losses {rematerialised}, the same as without: {rematerialised == plain}")
     print(f"threshold {needed * 0.6 / 2**20:.0f} MiB of the {needed / 2**20:.0f} MiB needed otherwise")
-    print(f"{done['evictions']} tensors dropped, {done['rematerialisations']} operators run again")
+    print(f"{done['evictions']} tensors evicted, {done['rematerialisations']} operators run again")

@@ -1,4 +1,4 @@
-"""Train ResNet-50 on made-up pictures: a plain script, with nothing about memory in it.
+"""Train ResNet-50 on random images: a plain script without any memory handling.
 
 windtunnel remat --device 2080ti-11gb examples/resnet50.py --batch 200
 """

@@ -20,13 +20,15 @@ ROOT = Path(__file__).parents[1]
 # Every torch and every Python once, the newest torch also with the Python most people have.
 PAIRS = (("2.12", "3.10"), ("2.13", "3.11"), ("2.14", "3.12"), ("2.15", "3.11"), ("2.15", "3.13"))
 
-# A real core of the suite: whatever a new torch can break. Ranks, DDP, FSDP and DTensor are in tests/capture.
+# A real core of the suite: whatever a new torch, Python or numpy can break. Ranks, DDP, FSDP and DTensor are in tests/capture.
 CORE = """
+    tests/cluster tests/events tests/memory tests/timing tests/report/json tests/report/results tests/report/terminal
+    tests/report/trace tests/session/test_run_time.py
     tests/capture tests/commands/test_run_scripts.py tests/commands/test_run_from_python.py
-    tests/probe/test_collectives.py tests/probe/test_custom_apis.py tests/probe/test_debugger.py
-    tests/probe/test_kernels.py tests/probe/test_nothing_changes.py tests/probe/test_true_gradients.py
-    tests/remat/test_replayable.py tests/remat/test_torch_changes.py tests/remat/test_torch_conduct.py
-    tests/remat/test_torch_graphs.py tests/remat/test_torch_training.py tests/test_cpu_exactness.py tests/test_dtr.py
+    tests/probe/pytorch/test_collectives.py tests/probe/pytorch/test_custom_apis.py tests/probe/pytorch/test_debugger.py
+    tests/probe/pytorch/test_kernels.py tests/probe/pytorch/test_nothing_changes.py tests/probe/pytorch/test_true_gradients.py
+    tests/remat/test_rerunnable.py tests/remat/pytorch/test_changes.py tests/remat/pytorch/test_conduct.py
+    tests/remat/pytorch/test_graphs.py tests/remat/pytorch/test_training.py tests/test_cpu_exactness.py tests/test_dtr.py
     tests/test_torch_compatibility.py tests/test_torch_custom_saves.py
 """.split()
 

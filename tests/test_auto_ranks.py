@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands.cli import windtunnel
 
 START = """
 import os, torch, torch.distributed as dist
@@ -112,21 +112,7 @@ def _memory(rank):
 
 def _run(folder: Path, script: Path, ranks: str, n_ranks: int):
     out = folder / ranks
-    command = [
-        sys.executable,
-        "-m",
-        "windtunnel.commands.main",
-        "run",
-        "--world-size",
-        str(n_ranks),
-        "--ranks",
-        ranks,
-    ]
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "4", "--out", str(out), str(script)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    world = ["--world-size", n_ranks, "--nproc-per-node", 4]
+    done = windtunnel("run", *world, "--ranks", ranks, "--out", out, script, cwd=folder)
     assert done.returncode == 0, done.stdout
     return json.loads((out / "report.json").read_text(encoding="utf-8"))

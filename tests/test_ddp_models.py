@@ -47,8 +47,10 @@ def _check(folder, done, world_size, n_steps):
     said = [json.loads(text) for text in re.findall(r"\[rank 0\] \S+ (\{.*\})", done.stdout)]
     largest, total = max(each["bytes"] for each in said), sum(each["bytes"] for each in said)
     assert peak > 3 * largest  # weights, gradients and momentum
-    assert _reduced_bytes(folder).keys() >= {"rank0", "rank1"}
-    assert set(_reduced_bytes(folder).values()) == {n_steps * total}
+    reduced = _reduced_bytes(folder)
+    assert "rank0" in reduced
+    assert len(reduced) >= 2  # which others depends on how many run at the same time
+    assert set(reduced.values()) == {n_steps * total}
     return said
 
 

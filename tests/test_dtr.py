@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:windtunnel.dtr. the threshold") 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Settings as if just imported, and off again afterwards, whatever a test did."""
-    monkeypatch.setattr(dtr, "_board", dtr._Switchboard({}))
+    monkeypatch.setattr(dtr, "_control", dtr._Control({}))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -47,7 +47,7 @@ def _step(model):
 
 
 def _in_use():
-    return dtr._board.runtime.meter.live_bytes()
+    return dtr._control.runtime.meter.live_bytes()
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -75,20 +75,20 @@ def test_the_defaults():
 def test_thresholds_as_people_write_them(written, n_bytes):
     dtr.eviction_threshold = written
     assert dtr.eviction_threshold == written
-    assert dtr._board.settings.threshold == n_bytes
+    assert dtr._control.settings.threshold == n_bytes
 
 
 def test_a_share_of_the_device():
     dtr.eviction_threshold = "80%"
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert dtr._board.settings.threshold == int(total * 0.8)
+    assert dtr._control.settings.threshold == int(total * 0.8)
 
 
 @pytest.mark.parametrize("none", [0, None, "0"])
 def test_no_threshold(none):
     dtr.eviction_threshold = "5GB"
     dtr.eviction_threshold = none
-    assert dtr._board.settings.threshold is None
+    assert dtr._control.settings.threshold is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_smallest_evictee():
 
 @pytest.mark.parametrize("wrong", [1, 0, "yes", None])
 def test_sampling_is_true_or_false(wrong):
-    with pytest.raises(UsageError, match="enable_sqrt_sampling is True or False"):
+    with pytest.raises(UsageError, match="enable_sqrt_sampling must be True or False"):
         dtr.enable_sqrt_sampling = wrong
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.dtr_curve import DEVICE, PUBLISHED, instructions_in, megengine_curve, record, turns_of
+from benchmarks.dtr.curve import DEVICE, PUBLISHED, instructions_in, megengine_curve, record, turns_of
+from benchmarks.dtr.reference.megengine import MegEngineCard
 from windtunnel.devices import find_device
-from windtunnel.remat.megengine import MegEngineCard
 from windtunnel.units import GIB
 
 

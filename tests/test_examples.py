@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.cli import windtunnel
+
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -21,8 +23,10 @@ def run(tmp_path: Path, *command: str) -> str:
     return done.stdout
 
 
-def windtunnel(tmp_path: Path, out: str, *arguments: str) -> str:
-    return run(tmp_path, "-m", "windtunnel.commands.main", "run", "--out", str(tmp_path / out), *arguments)
+def dry_run(tmp_path: Path, out: str, *arguments: str) -> str:
+    done = windtunnel("run", "--out", tmp_path / out, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_largest_batch_is_found_from_python(tmp_path):
@@ -42,7 +46,7 @@ def test_allocator_models_answer_directly(tmp_path):
 
 
 def test_mocked_values_are_used_and_not_reported(tmp_path):
-    output = windtunnel(tmp_path, "out", str(_EXAMPLES / "known_values.py"))
+    output = dry_run(tmp_path, "out", str(_EXAMPLES / "known_values.py"))
     assert "tokens of this expert: 512" in output
     assert "cannot know" not in output
 
@@ -50,8 +54,8 @@ def test_mocked_values_are_used_and_not_reported(tmp_path):
 @pytest.mark.parametrize("device", ["h100", pytest.param("t4", marks=pytest.mark.thorough)])
 def test_checkpointing_lowers_the_peak(tmp_path, device):
     script = str(_EXAMPLES / "checkpointing.py")
-    plain = windtunnel(tmp_path, "plain", "--device", device, script)
-    checkpointed = windtunnel(tmp_path, "checkpointed", "--device", device, script, "--checkpoint")
+    plain = dry_run(tmp_path, "plain", "--device", device, script)
+    checkpointed = dry_run(tmp_path, "checkpointed", "--device", device, script, "--checkpoint")
     peaks = [float(re.search(r"peak ([\d.]+) GiB", text).group(1)) for text in (plain, checkpointed)]
     assert peaks[1] < 0.6 * peaks[0]
 
@@ -59,7 +63,7 @@ def test_checkpointing_lowers_the_peak(tmp_path, device):
 def test_training_on_less_memory_gives_the_same_losses(tmp_path):
     output = run(tmp_path, str(_EXAMPLES / "rematerialise.py"))
     assert "the same as without: True" in output
-    assert int(re.search(r"(\d+) tensors dropped", output).group(1)) > 0
+    assert int(re.search(r"(\d+) tensors evicted", output).group(1)) > 0
 
 
 def test_the_mistake_of_the_precision_example_is_named(tmp_path):

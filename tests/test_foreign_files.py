@@ -15,7 +15,7 @@ from windtunnel.commands.main import main
 from windtunnel.devices import find_device
 from windtunnel.errors import UsageError
 from windtunnel.foreign_files import open_file, parse_json, parse_toml, read_at_most
-from windtunnel.probe import json_stream
+from windtunnel.probe.files import json_stream
 
 
 def _pipe(path):
@@ -54,7 +54,7 @@ def test_a_link_to_a_regular_file_is_followed(tmp_path):
 def test_a_file_longer_than_the_limit_is_refused_with_the_limit(tmp_path):
     (tmp_path / "f").write_bytes(bytes(4097))
     assert len(read_at_most(tmp_path / "f", 4097)) == 4097
-    with pytest.raises(OSError, match=r"more than 4\.00 KiB, the most that is read of such a file"):
+    with pytest.raises(OSError, match=r"larger than 4\.00 KiB, the limit for such a file"):
         read_at_most(tmp_path / "f", 4096)
 
 
@@ -86,7 +86,7 @@ def test_whatever_is_wrong_with_json_is_a_value_error(text, reason):
         (b"a = " + b"[" * 5000, "nest too deeply"),
         (b"a" + b".a" * 101 + b" = 1", "line 1 has more than 100 dots"),
         (b"[" + b"a." * 99 + b"a]\nb.b.b = 1", "nest more than 100 deep"),
-        (b"#" * ((1 << 20) + 1), "at most 1,048,576 are read"),
+        (b"#" * ((1 << 20) + 1), "the limit is 1,048,576"),
     ],
 )
 def test_whatever_is_wrong_with_toml_is_a_value_error(data, reason):
@@ -162,7 +162,7 @@ def test_an_entry_of_a_dump_that_does_not_end_is_refused_with_the_limit(tmp_path
         text = '{"task": "statistics", "data": {"x.0.forward": {"input_args": [' + "1," * (1 << 20) + "1]}}}"
         (tmp_path / side / "dump.json").write_text(text)
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "more than 1,048,576 characters, the most that is read of one call" in capsys.readouterr().err
+    assert "more than 1,048,576 characters, the limit for one call" in capsys.readouterr().err
 
 
 def test_a_packed_table_that_unpacks_without_end_is_refused_with_the_limit(tmp_path, capsys):

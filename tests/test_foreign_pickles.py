@@ -44,16 +44,16 @@ class _Runs:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (MEMO_BOMB, "keeps a value in slot 402,653,184 after 0 others"),
-        (SLOW_KEY, "a dict with a tuple for a key"),
+        (MEMO_BOMB, "stores a value in slot 402,653,184 after 0 others"),
+        (SLOW_KEY, "a dict with a tuple key"),
         (pickle.dumps(_Runs()), "asks to run posix.mkdir"),
         (b"\x80\x04cos\nsystem\n.", "asks to run os.system"),
         (b"\x80\x04X\xff\xff\xff\x7f", "ends after 7 bytes, in the middle of a value"),
         (b"\x80\x04\x95" + b"\xff" * 8 + b"}.", None),  # a frame of 2^64 bytes is not believed
         (b"\x80\x04" + b"}" * 200_000 + b".", "more than 120,000 lists and dicts"),
-        (b"\x80\x04\x8a\x40" + bytes(64) + b".", "a whole number of 64 bytes; 9 are read"),
+        (b"\x80\x04\x8a\x40" + bytes(64) + b".", "an integer of 64 bytes; the limit is 9"),
         (b"\x80\x04j\x07\0\0\0.", "is damaged"),
-        (b"\x80\x04N\x85j\x07\0\0\0.", "uses slot 7, where nothing was kept"),
+        (b"\x80\x04N\x85j\x07\0\0\0.", "uses slot 7, which is empty"),
         (b"\x80\x04N\x85N.", "ends with 2 values instead of one"),
         (b"\x80\x04(.", "is damaged"),
         (b"\x80\x04.", "is damaged"),
@@ -135,11 +135,11 @@ def _snapshot(**entry):
 @pytest.mark.parametrize(
     ("changed", "code", "sentence"),
     [
-        ({"addr": "entry"}, 2, "a list stands where a whole number belongs"),
-        ({"size": "entry"}, 2, "a list stands where a whole number belongs"),
+        ({"addr": "entry"}, 2, "found a list where an integer is expected"),
+        ({"size": "entry"}, 2, "found a list where an integer is expected"),
         ({"frames": "name"}, 4, "entry 1 of 1 of the trace, asking for 1.00 TiB"),
         ({"settings": "numbers"}, 4, "they cannot be read"),
-        ({"settings": "conf"}, 4, "No, expandable segments would not have saved it"),
+        ({"settings": "conf"}, 4, "No, expandable segments would not make it fit"),
     ],
 )
 def test_a_snapshot_whose_parts_are_shared_is_not_walked(

@@ -222,6 +222,6 @@ def test_every_published_gpt_configuration_is_understood_or_refused_with_a_reaso
         try:
             arguments.parse_arguments(words)
         except SystemExit as refusal:
-            if "is not an argument this script knows" in str(refusal):
+            if "is not an argument of this script" in str(refusal):
                 unexplained.append((name, str(refusal)))
     assert unexplained == []

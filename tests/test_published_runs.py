@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import published_row
+from benchmarks.published import row as published_row
+from benchmarks.published.row import DATA, NotRunnable, PublishedRun, Row, bytes_of, published_rows
+from benchmarks.published.runs import published_runs, why_not
+from benchmarks.published.single import litgpt_run, nanogpt_run, torchtune_run, transformers_run
+from benchmarks.published.sources import mosaic_run, titan_run
 from benchmarks.published_programs import llama_fsdp2, mpt_fsdp
-from benchmarks.published_row import DATA, NotRunnable, PublishedRun, Row, bytes_of, published_rows
-from benchmarks.published_runs import published_runs, why_not
-from benchmarks.published_single import litgpt_run, nanogpt_run, torchtune_run, transformers_run
-from benchmarks.published_sources import mosaic_run, titan_run
 from windtunnel.devices import find_device
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the published measurements are not here")
@@ -78,7 +78,7 @@ def test_what_torchtitan_was_follows_from_the_date_of_the_commit():
     [
         ({"float8": True}, "torchao"),
         ({"pp": 8}, "no pp"),
-        ({"gpus": "?"}, "number of cards"),
+        ({"gpus": "?"}, "number of devices"),
         ({"local_batch_size": None}, "batch was not"),
         ({"attention": "FlexAttention"}, "FlexAttention"),
     ],

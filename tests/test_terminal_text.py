@@ -16,7 +16,7 @@ from tests.commands.snapshots import write_torch_snapshot
 from tests.probe.dumps import Call, write_dump
 from windtunnel.commands.main import main
 from windtunnel.commands.screen import harmless
-from windtunnel.report.plain_console import PlainConsole
+from windtunnel.report.terminal.plain_console import PlainConsole
 from windtunnel.terminal_text import plain_json, plain_text
 
 TITLE = "\x1b]0;owned\x07"

@@ -27,7 +27,7 @@ NOT_LOOKED_FOR = tuple(
 
 @pytest.mark.parametrize("room", NEEDED)
 def test_every_private_name_a_room_uses_is_looked_for(room):
-    used = set().union(*(private_names(path) for path in (PACKAGE / room).glob("torch_*.py")))
+    used = set().union(*(private_names(path) for path in (PACKAGE / room).glob("pytorch/**/*.py")))
     used = {name for name in used if not name.startswith(NOT_LOOKED_FOR)}
     leaves = {name for name in used if not any(other.startswith(f"{name}.") for other in used)}
     assert set(NEEDED[room].split()) == leaves
@@ -42,9 +42,9 @@ def test_a_missing_name_is_one_sentence_with_the_versions_and_the_next_step(monk
     monkeypatch.setattr(torch, "__version__", "2.16.0+cu132")
     monkeypatch.setitem(NEEDED, "remat", "_C._storage_Use_Count _C._gone")
     with pytest.raises(UnsupportedFramework) as caught:
-        load("remat", "runtime", "torch")
+        load("windtunnel.remat.pytorch.runtime", "torch")
     assert str(caught.value) == (
-        "torch 2.16.0+cu132 is installed; windtunnel was tried with 2.12 to 2.15; torch._C._gone is missing"
+        "torch 2.16.0+cu132 is installed; windtunnel was tested with 2.12 to 2.15; torch._C._gone is missing"
         " (pip install 'torch>=2.12,<2.16')"
     )
     assert caught.value.exit_code == 2
@@ -53,7 +53,7 @@ def test_a_missing_name_is_one_sentence_with_the_versions_and_the_next_step(monk
 def test_of_several_missing_names_the_first_is_told_and_the_others_counted(monkeypatch):
     monkeypatch.setitem(NEEDED, "probe", "_gone.with_all _C._gone nn.nothing")
     with pytest.raises(UnsupportedFramework, match=r"torch\._gone\.with_all and 2 more are missing"):
-        load("probe", "debugger", "torch")
+        load("windtunnel.probe.pytorch.debugger", "torch")
 
 
 @pytest.mark.parametrize("version", ["2.12.0", "2.13.1+cpu", "2.15.0a0+git123", "2.15.7+cu132"])
@@ -66,8 +66,8 @@ def test_versions_that_were_tried_need_no_note(monkeypatch, version):
 def test_other_versions_that_have_everything_get_a_note(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     assert unfamiliar() == (
-        f"torch {version} is installed; windtunnel was tried with 2.12 to 2.15: everything it needs is there, but"
-        " figures were not compared with this version"
+        f"torch {version} is installed; windtunnel was tested with 2.12 to 2.15: everything it needs is present, but"
+        " its numbers were not validated with this version"
     )
 
 
@@ -81,7 +81,7 @@ def test_a_dry_run_says_so_and_ends_with_2(tmp_path):
     said = re.sub(r"\s+", " ", done.stdout + done.stderr)
     assert done.returncode == 2, said
     assert (
-        "torch 2.16.0 is installed; windtunnel was tried with 2.12 to 2.15; torch._C._swap_tensor_impl is missing"
+        "torch 2.16.0 is installed; windtunnel was tested with 2.12 to 2.15; torch._C._swap_tensor_impl is missing"
         in said
     )
     assert "Traceback" not in said
@@ -99,7 +99,8 @@ def _run(folder: Path, change: str) -> subprocess.CompletedProcess:
     script = folder / "train.py"
     script.write_text("import torch\ntorch.ones(3, device='cuda').sum()\n", encoding="utf-8")
     command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "h100", "--no-html"]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
         [*command, "--out", str(folder / "out"), str(script)],
         env=environment, capture_output=True, text=True, check=False,

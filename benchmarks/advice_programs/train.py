@@ -29,7 +29,7 @@ def parse() -> argparse.Namespace:
 
 
 class Block(nn.Module):
-    """Attention and an MLP, before each a norm."""
+    """Attention and an MLP, each preceded by a norm."""
 
     def __init__(self, width: int, is_causal: bool) -> None:
         super().__init__()
@@ -158,6 +158,8 @@ class Llama(nn.Module):
         self.inner = LlamaForCausalLM(config)
         if CHECKPOINTED:
             self.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            for i, layer in enumerate(self.inner.model.layers):
+                layer.gradient_checkpointing = f"inner.model.layers.{i}" in CHECKPOINTED
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if not OPTIONS.chunk_loss:

@@ -1,4 +1,4 @@
-"""Experts spread over the ranks; tokens travel there and back with all_to_all_single."""
+"""Experts distributed over the ranks; tokens are sent there and back with all_to_all_single."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A pipeline of stages that find out each other's shapes at run time, under any schedule of torch.distributed."""
+"""A pipeline of stages that infer each other's shapes at run time, under any schedule of torch.distributed."""
 
 import argparse
 

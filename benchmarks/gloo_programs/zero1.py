@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: DDP whose optimizer state is spread over the ranks."""
+"""ZeroRedundancyOptimizer: DDP whose optimizer state is sharded over the ranks."""
 
 import argparse
 

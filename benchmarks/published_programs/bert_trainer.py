@@ -53,7 +53,7 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-        model.zero_grad(set_to_none=False)  # torch of that time filled gradients with zeros
+        model.zero_grad(set_to_none=False)  # torch at that time filled gradients with zeros
         print(f"step {step} loss {loss.item():.3f}", flush=True)
 
 

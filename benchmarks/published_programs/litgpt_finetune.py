@@ -1,4 +1,4 @@
-"""Finetune as litgpt does on one card, bfloat16 throughout: python litgpt_finetune.py --model llama-2-7b --micro-batch 2
+"""Finetune as litgpt does on one GPU, bfloat16 throughout: python litgpt_finetune.py --model llama-2-7b --micro-batch 2
 
 One class for every architecture, as in litgpt: fused query, key and value, rotary positions on part of a head, parallel
 or sequential residuals, a head that is applied in chunks of 128 tokens with a chunked loss. Either all parameters are
@@ -263,7 +263,7 @@ def main() -> None:
     for step in range(args.steps):
         for _ in range(args.accumulate):
             tokens = torch.randint(0, config.vocabulary, (args.micro_batch, args.seq_len)).cuda()
-            # Lightning's bf16-true gives outputs back in the default type
+            # Lightning's bf16-true returns outputs in the default type
             logits = [part.float() for part in model(tokens, cos, sin)]
             logits[-1] = logits[-1][..., :-1, :]
             loss = chunked_cross_entropy(logits, tokens[..., 1:])

@@ -189,7 +189,7 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def selective_contexts():
-    """Keep attention, reduce-scatters and every second matrix product; compute the rest again."""
+    """Keep attention, reduce-scatters and every second matrix product; recompute the rest."""
     kept = {
         torch.ops.aten.mm.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -219,7 +219,7 @@ def apply_checkpointing(model: Llama, mode: str) -> None:
 
 
 def apply_sharding(model: Llama, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """What is used last in forward is used first in backward: it need not be given back in between."""
+    """What is used last in forward is used first in backward: it need not be resharded in between."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options = {"mesh": mesh, "mp_policy": policy}
     always, last = args.reshard == "always", len(model.layers) - 1
@@ -333,9 +333,7 @@ def main() -> None:
     args = parse()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.backends.cuda.enable_cudnn_sdp(
-        False
-    )  # torch of that time took flash attention first, on Hopper too
+    torch.backends.cuda.enable_cudnn_sdp(False)  # torch at that time preferred flash attention, on Hopper too
     world = dist.get_world_size()
     mesh = init_device_mesh("cuda", (world // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
     model = build(args, mesh)

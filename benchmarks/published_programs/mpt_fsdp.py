@@ -45,7 +45,7 @@ SIZES = {  # d_model, heads, layers
 
 
 class LowPrecisionLayerNorm(nn.LayerNorm):
-    """A layer norm that stays in autocast's type, where torch's own would go to float32."""
+    """A layer norm that stays in autocast's dtype, where torch's own would use float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         low = torch.get_autocast_dtype(x.device.type)
@@ -219,7 +219,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cuda.enable_cudnn_sdp(False)  # the runs took flash attention
+    torch.backends.cuda.enable_cudnn_sdp(False)  # the runs used flash attention
     model, loss_fn = build(args), fused_cross_entropy()
     optimizer = DecoupledAdamW(model.parameters(), lr=1e-4)
     for step in range(args.steps):

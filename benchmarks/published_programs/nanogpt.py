@@ -1,4 +1,4 @@
-"""Train GPT-2 124M as nanoGPT does on one card: python nanogpt.py --micro-batch 12 --accumulate 1
+"""Train GPT-2 124M as nanoGPT does on one GPU: python nanogpt.py --micro-batch 12 --accumulate 1
 
 Autocast to bfloat16, tied head, no biases by default, fused AdamW, clipped gradients when training (bench.py has
 neither clipping nor accumulation). Source: karpathy/nanoGPT, model.py, train.py, bench.py.

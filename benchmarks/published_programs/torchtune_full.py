@@ -1,4 +1,4 @@
-"""Finetune all of Llama 3.2 3B on one card as torchtune does: python torchtune_full.py --chunked-loss --checkpointing
+"""Finetune all of Llama 3.2 3B on one GPU as torchtune does: python torchtune_full.py --chunked-loss --checkpointing
 
 Bfloat16 parameters and states, a packed data set (every row is full), float32 inside norms and rotary positions, a tied
 head. Options are the steps of the ladder in torchtune's README. Sources: torchtune, modules/{attention,rms_norm,
@@ -102,7 +102,7 @@ def loss_of(logits: Tensor | list[Tensor], labels: Tensor) -> Tensor:
 
 
 def optimize_in_backward(model: nn.Module) -> None:
-    """A parameter is updated, and its gradient dropped, as soon as that gradient is there."""
+    """A parameter is updated, and its gradient freed, as soon as that gradient is ready."""
     optimizers = {param: torch.optim.AdamW([param], lr=2e-5, fused=True) for param in model.parameters()}
 
     def update(param: Tensor) -> None:

@@ -2,8 +2,8 @@
 
     command line ──> parse_arguments ──> Namespace ──> transformer_config, ddp_config, optimizer_config
 
-An argument that is not understood is refused. One that is understood but changes nothing in this script stands in
-WITHOUT_EFFECT with the reason; one that would change the result and is not supported stands in NOT_HERE.
+An unknown argument is refused. One that is known but has no effect in this script is in WITHOUT_EFFECT with the
+reason; one that would change the result and is not supported is in NOT_HERE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["NOT_HERE", "WITHOUT_EFFECT", "parse_arguments", "refuse"]
 
-# Of tokenizers whose size is public; with others, give --vocab-size or --padded-vocab-size.
+# Vocabulary sizes of public tokenizers; for others, pass --vocab-size or --padded-vocab-size.
 _VOCABULARIES = {"GPT2BPETokenizer": 50257}
 
 # name [type] [default]; a name alone is a switch.
@@ -67,11 +67,11 @@ _CHOICES = {
     "moe-token-drop-policy": ("probs", "position"),
 }
 
-_ONE_WAY = "this script has only that way"
+_ONE_WAY = "this script always does it that way"
 _DATA = "data are synthetic"
 _FILES = "nothing is saved or loaded"
-_LOG = "nothing is logged but loss, learning rate and time"
-_CARD = "changes the speed, not the memory, of the card"
+_LOG = "only loss, learning rate and time are logged"
+_CARD = "changes the device's speed, not its memory"
 WITHOUT_EFFECT = {
     **dict.fromkeys(
         "use-mcore-models ai-framework distributed-backend distributed-timeout-minutes".split(), _ONE_WAY
@@ -109,11 +109,11 @@ NOT_HERE = {
         "fp8-format fp8-recipe fp8-param-gather first-last-layers-bf16 tp-comm-overlap-cfg".split(), _TE
     ),
     **dict.fromkeys(
-        "use-megatron-fsdp data-parallel-sharding-strategy".split(), "is another way to shard weights"
+        "use-megatron-fsdp data-parallel-sharding-strategy".split(), "is a different way to shard weights"
     ),
     "hierarchical-context-parallel-sizes": _TE,
     "mtp-num-layers": "multi-token prediction is not built here",
-    "cuda-graph-impl": "graphs keep pools of their own",
+    "cuda-graph-impl": "graphs keep their own memory pools",
     "pipeline-model-parallel-layout": "only even stages and first/last exceptions are built here",
     "overlap-moe-expert-parallel-comm": _TE,
     "overlap-param-gather-with-optimizer-step": "is not built here",
@@ -123,7 +123,7 @@ NOT_HERE = {
 
 
 def refuse(sentence: str) -> None:
-    """End the program with one sentence, as argparse does; only rank 0 needs to say it."""
+    """End the program with one sentence, as argparse does; only rank 0 prints it."""
     raise SystemExit(f"pretrain_gpt.py: {sentence}")
 
 
@@ -163,7 +163,7 @@ def _explain(unknown: list[str]) -> None:
             refuse(f"{flag} {reason}; leave it out")
     if unknown:
         refuse(
-            f"{(flags or unknown)[0]} is not an argument this script knows; see arguments.py for those it does"
+            f"{(flags or unknown)[0]} is not an argument of this script; see arguments.py for the supported ones"
         )
 
 
@@ -205,7 +205,7 @@ def _ffn_size(args: Namespace) -> int:
 
 
 def _plain_list(text: str) -> str:
-    """`([0]*3+[1]*5)` as a list: the only arithmetic Megatron-LM's users write there."""
+    """Parse `([0]*3+[1]*5)` as a list: the only arithmetic Megatron-LM users write there."""
     if "*" not in text and "+" not in text:
         return text
     parts = [part.strip().strip("()") for part in text.split("+")]
@@ -220,7 +220,7 @@ def _padded(args: Namespace) -> int:
     size = args.vocab_size or _VOCABULARIES.get(args.tokenizer_type)
     if size is None:
         refuse(
-            f"the vocabulary of {args.tokenizer_type} is not known here; give --vocab-size or --padded-vocab-size"
+            f"the vocabulary of {args.tokenizer_type} is not known here; pass --vocab-size or --padded-vocab-size"
         )
     unit = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
     return (size + unit - 1) // unit * unit
@@ -244,10 +244,10 @@ def _virtual_stages(args: Namespace) -> int | None:
 
 
 def _check(args: Namespace) -> None:
-    """The mistakes in a parallel strategy that would come out late or unclear on a cluster."""
+    """Check for mistakes in a parallel strategy that would fail late or with an unclear error on a cluster."""
     tensor, stages = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     if args.fp16 and args.bf16:
-        refuse("--fp16 and --bf16 are both given; keep one")
+        refuse("--fp16 and --bf16 are both given; remove one")
     if args.num_attention_heads % tensor:
         refuse(
             f"{args.num_attention_heads} attention heads cannot be split over {tensor} tensor-parallel ranks"

@@ -1,6 +1,6 @@
-"""Megatron-core on Ascend cards: what MindSpeed changes at start, and no more.
+"""Megatron-core on Ascend devices: what MindSpeed changes at start, and no more.
 
-import ascend ──> "cuda" means npu in torch and in Megatron-core, if the cards are Ascend ones
+import ascend ──> "cuda" means npu in torch and in Megatron-core, if the devices are Ascend
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _type = torch.Tensor.type
 
 
 def _type_as_megatron_knows_it(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Megatron-core's optimizers tell parameters apart by the name torch.cuda.BFloat16Tensor."""
+    """Megatron-core's optimizers distinguish parameters by the name torch.cuda.BFloat16Tensor."""
     result = _type(self, *args, **kwargs)
     return result.replace("npu", "cuda") if isinstance(result, str) else result
 

@@ -2,7 +2,7 @@
 
     arguments + what the device has ──> layer_spec(config, args) ──> GPTModel
 
-On an Ascend card the fused kernels are torch_npu's, chosen by MindSpeed's flags; on a CUDA card torch's own.
+On an Ascend device the fused kernels are torch_npu's, selected by MindSpeed's flags; on a CUDA device torch's own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ try:  # MindSpeed's kernel keeps cos and sin; torch_npu's npu_rotary_mul also ke
 except ImportError:
     npu_rotary_position_embedding = None
 
-if not hasattr(moe_utils, "te_general_gemm"):  # Megatron-core 0.16 asks for it without Transformer Engine too
+if not hasattr(moe_utils, "te_general_gemm"):  # Megatron-core 0.16 requires it without Transformer Engine too
     moe_utils.te_general_gemm = None
 
 __all__ = ["balance_experts", "install_rotary", "layer_spec"]
 
-_COMPRESSED = 2048  # side of the causal mask that stands for any length (sparse_mode 2)
+_COMPRESSED = 2048  # side of the causal mask that serves any length (sparse_mode 2)
 
 
 def layer_spec(config: Any, args: Namespace, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -140,7 +140,7 @@ class FlashAttention(MegatronModule):
 
 
 class UnfusedAttention(DotProductAttention):
-    """Score matrices made anew in every call, as in Transformer Engine; Megatron's own keeps one buffer for good."""
+    """Score matrices are allocated in every call, as in Transformer Engine; Megatron's own keeps one buffer permanently."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         kept = parallel_state._GLOBAL_MEMORY_BUFFER
@@ -176,7 +176,7 @@ def _rotate(
     t: Tensor, freqs: Tensor, rotary_interleaved: bool = False, multi_latent_attention: bool = False,
     mscale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """Cos and sin are computed in every call, in the type of what is rotated."""
+    """Cos and sin are computed in every call, in the dtype of the rotated tensor."""
     width = freqs.shape[-1]
     rotated, rest = t[..., :width], t[..., width:]
     cos = (torch.cos(freqs) * mscale).to(t.dtype)
@@ -196,7 +196,7 @@ def balance_experts(model: torch.nn.Module) -> None:
         return
     router.sinkhorn = partial(
         moe_utils.sinkhorn, tol=1e8
-    )  # iterates until values agree: one pass is enough here
+    )  # iterates until values converge: one pass is enough here
     for module in model.modules():
         if isinstance(module, router.TopKRouter):
             module.register_forward_hook(_route_evenly)

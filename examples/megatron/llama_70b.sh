@@ -3,7 +3,7 @@
 #
 #   CARDS=1024 LAUNCH="windtunnel run --device h100-80gb --world-size 1024" sh llama_70b.sh
 #
-# MICRO_BATCHES is their number per data-parallel replica in one step.
+# MICRO_BATCHES is the number of micro-batches per data-parallel replica in one step.
 here=$(dirname "$0")
 CARDS=${CARDS:-1024} ITERS=${ITERS:-3} MICRO_BATCHES=${MICRO_BATCHES:-32}
 LAUNCH=${LAUNCH:-torchrun --nproc-per-node 8}

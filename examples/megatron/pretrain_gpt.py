@@ -1,9 +1,9 @@
 """Pretrain a GPT model with Megatron-core: tensor, sequence, pipeline, expert and data parallelism.
 
     torchrun --nproc-per-node 4 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 28 …
-    windtunnel run --device ascend-910b-64gb --world-size 4 pretrain_gpt.py …         the same, without the cards
+    windtunnel run --device ascend-910b-64gb --world-size 4 pretrain_gpt.py …         the same, without the devices
 
-Runs on CUDA and Ascend cards. Arguments have Megatron-LM's names: see arguments.py. Data are synthetic.
+Runs on CUDA and Ascend devices. Arguments have Megatron-LM's names: see arguments.py. Data are synthetic.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def start_parallel(args: Namespace) -> None:
-    """Process groups and random numbers of every axis."""
+    """Set up the process groups and random number generators of every axis."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(local)
     torch.distributed.init_process_group(
@@ -95,18 +95,18 @@ def use_fused_kernels() -> None:
 def scale_in_place(
     chunk_size: int, overflow: torch.Tensor, tensors: list[list[torch.Tensor]], scale: float
 ) -> None:
-    """Apex's interface: from the first list into the second, which are the same gradients."""
+    """Apex's interface: scale from the first list into the second; both hold the same gradients."""
     torch._foreach_mul_(tensors[1], scale)
 
 
 def fused_adam(params: Any, adam_w_mode: bool = True, **kwargs: Any) -> torch.optim.Optimizer:
-    """Torch's fused kernel by Apex's interface: it updates in place and needs no temporary tensors."""
+    """Torch's fused kernel behind Apex's interface: it updates in place and needs no temporary tensors."""
     kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
     return kind(params, fused=True, **kwargs)
 
 
 def build_model(args: Namespace) -> list[DistributedDataParallel]:
-    """The chunks of this rank, on the device, in half precision, with gradient buffers."""
+    """Build the model chunks of this rank, on the device, in half precision, with gradient buffers."""
     config = transformer_config(args)
     n_chunks = args.virtual_pipeline_model_parallel_size
     stages = range(n_chunks) if n_chunks else [None]
@@ -158,7 +158,7 @@ def build_scheduler(args: Namespace, optimizer: Any) -> OptimizerParamScheduler:
 
 
 def prepare_schedule(args: Namespace, chunks: list[DistributedDataParallel], optimizer: Any) -> None:
-    """What Megatron-core's schedules call back."""
+    """Callbacks of Megatron-core's schedules."""
     config = chunks[0].config
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
@@ -225,7 +225,7 @@ def loss_of(
 
 
 def synthetic_batches(args: Namespace) -> Iterator[Batch]:
-    """Random tokens for the stages that read them: the first wants tokens, the last labels."""
+    """Random tokens for the stages that read them: the first needs tokens, the last labels."""
     names = {"tokens", "position_ids", "labels", "loss_mask", "attention_mask"}
     is_first, is_last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
     if not is_first:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Qwen2.5-7B pretraining with MindSpeed-LLM's published arguments, on 4 Ascend cards: TP 2 x PP 2, sequence 10,240.
+# Qwen2.5-7B pretraining with MindSpeed-LLM's published arguments, on 4 Ascend devices: TP 2 x PP 2, sequence 10,240.
 #
-#   sh qwen25_7b.sh                                     on the cards, with torchrun
+#   sh qwen25_7b.sh                                     on the devices, with torchrun
 #   LAUNCH="windtunnel run --device ascend-910b-64gb --world-size 4 --ranks 0,2" sh qwen25_7b.sh   without them
 #
 # RECOMPUTE=1 recomputes every layer in backward; TP, PP, SEQ, ITERS and GLOBAL_BATCH change the rest.

@@ -1,4 +1,4 @@
-"""Train a multi-layer perceptron in PyNative mode: an ordinary MindSpore script, nothing of windtunnel in it.
+"""Train a multi-layer perceptron in PyNative mode: an ordinary MindSpore script without any windtunnel code.
 
 python examples/mindspore/mlp.py --batch-size 4096
 """

@@ -1,7 +1,7 @@
 """Pre-train Qwen2.5-7B, tensor parallel x pipeline parallel, in PyNative mode: an ordinary MindSpore script.
 
-Each process is one card. Cards of one pipeline stage share every layer (tensor and sequence parallel); the number of
-stages is the number of cards divided by --tp. With the defaults and 4 cards, card 0 holds the embedding and 14 layers.
+Each process is one device. Devices of one pipeline stage share every layer (tensor and sequence parallel); the number
+of stages is the number of devices / --tp. With the defaults and 4 devices, device 0 holds the embedding and 14 layers.
 
     msrun --worker_num 4 --local_worker_num 4 examples/mindspore/qwen_stage.py --recompute
 """
@@ -21,7 +21,7 @@ from mindspore.mint import distributed as dist
 from mindspore.utils.dryrun import mock
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--tp", type=int, default=2, help="cards that share a layer")
+parser.add_argument("--tp", type=int, default=2, help="devices that share a layer")
 parser.add_argument("--layers", type=int, default=14, help="layers of one pipeline stage")
 parser.add_argument("--hidden", type=int, default=3584)
 parser.add_argument("--ffn", type=int, default=18944)
@@ -43,7 +43,7 @@ ms.set_device("Ascend")
 dist.init_process_group()
 RANK, WORLD = dist.get_rank(), dist.get_world_size()
 if WORLD % args.tp:
-    raise ValueError(f"{WORLD} cards cannot be divided into stages of --tp {args.tp}")
+    raise ValueError(f"{WORLD} devices cannot be divided into stages of --tp {args.tp}")
 STAGE, N_STAGES, TP_RANK = RANK // args.tp, WORLD // args.tp, RANK % args.tp
 TP_GROUPS = [dist.new_group(list(range(s * args.tp, (s + 1) * args.tp))) for s in range(N_STAGES)]
 TP_GROUP = TP_GROUPS[STAGE]
@@ -79,14 +79,14 @@ def gather_sequence(x, into=None):
 
 
 def scatter_sum(x):
-    """Return this card's shard of the sequence, summed over the group."""
+    """Return this device's shard of the sequence, summed over the group."""
     out = mint.empty((x.shape[0] // args.tp, *x.shape[1:]), dtype=x.dtype)
     dist.reduce_scatter_tensor(out, x.contiguous(), group=TP_GROUP)
     return out
 
 
 class ColumnLinear(_Function):
-    """Gather the sequence, multiply by the rows of the weight that live on this card. Keeps only the shard."""
+    """Gather the sequence, multiply by the rows of the weight that are on this device. Keeps only the shard."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -106,7 +106,7 @@ class ColumnLinear(_Function):
 
 
 class RowLinear(_Function):
-    """Multiply by the columns of the weight that live on this card, then sum and scatter along the sequence."""
+    """Multiply by the columns of the weight that are on this device, then sum and scatter along the sequence."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -123,7 +123,7 @@ class RowLinear(_Function):
 
 
 class ScatterSum(_Function):
-    """Sum over the group, keep this card's part of the sequence."""
+    """Sum over the group, keep this device's part of the sequence."""
 
     @staticmethod
     def forward(ctx, x):
@@ -162,7 +162,7 @@ class VocabParallelCrossEntropy(_Function):
 
 
 def local_tokens(tokens, rows):
-    """Return token numbers counted from this card's first row, and which of them live on another card."""
+    """Return token ids relative to this device's first row, and which of them are on another device."""
     first = TP_RANK * rows
     elsewhere = mint.logical_or(mint.lt(tokens, first), mint.ge(tokens, first + rows))
     return (tokens - first).masked_fill(elsewhere, 0), elsewhere
@@ -172,8 +172,8 @@ def local_tokens(tokens, rows):
 
 
 def weight_on_card(name, shape, fill=None):
-    """A bfloat16 weight born on the card, never on the host."""
-    # Called like this, Parameter takes the tensor over; one that has a name elsewhere it copies through the host.
+    """A bfloat16 weight created on the device, never on the host."""
+    # Called like this, Parameter takes over the tensor; a tensor with another reference is copied through the host.
     weight = Parameter(mint.empty(shape, dtype=ms.bfloat16))
     weight.name = name
     if fill is None:
@@ -187,7 +187,7 @@ class Norm(nn.Cell):
     def __init__(self, name):
         super().__init__()
         self.weight = weight_on_card(f"{name}.weight", (args.hidden,), fill=1.0)
-        # Each card sees only its part of the sequence, so the gradients of the group must be summed.
+        # Each device sees only its part of the sequence, so the gradients of the group must be summed.
         self.weight.seen_in_part = True
 
     def construct(self, x):
@@ -195,7 +195,7 @@ class Norm(nn.Cell):
 
 
 class Rope(nn.Cell):
-    """Angles once for all layers; cosines and sines at every call, in the data type of what they turn."""
+    """Angles once for all layers; cosines and sines at every call, in the dtype of the tensor they rotate."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ class Attention(nn.Cell):
     def construct(self, x):
         qkv = ColumnLinear.apply(x, self.qkv_weight, self.qkv_bias)
         seq, batch = qkv.shape[:2]
-        # The rows of a group stand together: its query heads, its key, its value.
+        # The rows of a group are adjacent: its query heads, its key, its value.
         grouped = qkv.view(seq, batch, self.kv_heads, -1)
         query_size = self.heads // self.kv_heads * HEAD_DIM
         q, k, v = mint.split(grouped, (query_size, HEAD_DIM, HEAD_DIM), -1)
@@ -271,7 +271,7 @@ class Embedding(nn.Cell):
 
 
 class Stage(nn.Cell):
-    """What one card computes: embedding on the first stage, layers, norm, head and loss on the last."""
+    """What one device computes: embedding on the first stage, layers, norm, head and loss on the last."""
 
     def __init__(self):
         super().__init__()
@@ -299,14 +299,14 @@ class Stage(nn.Cell):
 
 
 def state_on_card(name, make):
-    """State of the optimizer, made on the card."""
+    """Optimizer state, allocated on the device."""
     state = Parameter(make())
     state.name, state.requires_grad = name, False
     return state
 
 
 class GradientBuffer:
-    """All gradients in one float32 buffer; each bfloat16 gradient is added as soon as it is born, then dropped."""
+    """All gradients in one float32 buffer; each bfloat16 gradient is added as soon as it is ready, then dropped."""
 
     def __init__(self, parameters):
         self.storage = mint.zeros((sum(p.size for p in parameters),), dtype=ms.float32)
@@ -327,7 +327,7 @@ class GradientBuffer:
 
 
 class MixedPrecisionAdam(nn.Optimizer):
-    """AdamW on float32 copies of the weights; the two moments are born in the first step."""
+    """AdamW on float32 copies of the weights; the two moments are allocated in the first step."""
 
     def __init__(self, parameters, gradients):
         super().__init__(LEARNING_RATE, parameters, WEIGHT_DECAY)
@@ -358,7 +358,7 @@ class MixedPrecisionAdam(nn.Optimizer):
         self.gradients.storage.zero_()
 
     def _clip(self, in_part):
-        # Weights that every card of the group holds are counted once, by its first card.
+        # Weights that every device of the group holds are counted once, by its first device.
         mine = compress(self.gradients.views, [TP_RANK == 0 or not part for part in in_part])
         squares = mint.sum(mint.stack([mint.norm(g) for g in mine]) ** 2)
         dist.all_reduce(squares)
@@ -410,7 +410,7 @@ class Pipeline:
         return out
 
     def _forget_output(self):
-        """The next stage has the newest output now: only its place in the graph is still needed here."""
+        """The next stage has the newest output now: only its node in the graph is still needed here."""
         self.in_flight[-1][1].untyped_storage().resize_(0)
 
     def _backward(self, grad):
@@ -459,7 +459,7 @@ def main():
     _pynative_executor.set_grad_flag(True)
     _pynative_executor.set_enable_grad(True)
     pipeline = Pipeline(stage)
-    random = np.random.default_rng(1234)  # every card must see the same tokens
+    random = np.random.default_rng(1234)  # every device must see the same tokens
     for step in range(args.steps):
         texts = random.integers(0, args.vocab, (args.micro_batches, 1, args.seq + 1))
         losses = pipeline.run([(Tensor(text[:, :-1]), Tensor(text[:, 1:])) for text in texts])

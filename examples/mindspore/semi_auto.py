@@ -1,7 +1,7 @@
-"""Train a stack of transformer-like feed-forward blocks in graph mode, cut over the cards by MindSpore itself.
+"""Train a stack of transformer-like feed-forward blocks in graph mode, sharded over the devices by MindSpore itself.
 
-semi_auto_parallel (default): the batch is cut by --dp, every pair of matrix multiplications by --tp. The product of
-the two must be the number of cards: MindSpore refuses anything else. data_parallel: only the batch is cut.
+semi_auto_parallel (default): the batch is split by --dp, every pair of matrix multiplications by --tp. The product of
+the two must be the number of devices: MindSpore refuses anything else. data_parallel: only the batch is split.
 
     msrun --worker_num 8 --local_worker_num 8 examples/mindspore/semi_auto.py --tp 4
     msrun --worker_num 8 --local_worker_num 8 examples/mindspore/semi_auto.py --mode data_parallel
@@ -18,11 +18,11 @@ from mindspore.utils.dryrun import mock
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=("semi_auto_parallel", "data_parallel"), default="semi_auto_parallel")
-parser.add_argument("--tp", type=int, help="cards that share a weight; default: 4, or all if fewer")
-parser.add_argument("--dp", type=int, help="cuts of the batch; default: cards / tp")
+parser.add_argument("--tp", type=int, help="devices that share a weight; default: 4, or all if fewer")
+parser.add_argument("--dp", type=int, help="parts of the batch; default: devices / tp")
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--hidden", type=int, default=1024)
-parser.add_argument("--tokens", type=int, default=2048, help="tokens of the global batch")
+parser.add_argument("--tokens", type=int, default=2048, help="tokens in the global batch")
 parser.add_argument("--classes", type=int, default=1024)
 parser.add_argument("--optimizer", choices=("adam", "momentum"), default="adam")
 parser.add_argument("--steps", type=int, default=3)
@@ -40,7 +40,7 @@ ms.set_seed(0)
 
 
 class Block(nn.Cell):
-    """x + down(gelu(up(norm(x)))): the first weight is cut by columns, the second by rows."""
+    """x + down(gelu(up(norm(x)))): the first weight is split by columns, the second by rows."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def main():
     step_cell.set_train()
 
     random = np.random.default_rng(RANK if not SEMI_AUTO else 0)
-    # Graph mode cuts the batch itself (full_batch); in data parallel each card brings its own part.
+    # Graph mode splits the batch itself (full_batch); in data parallel each device brings its own part.
     tokens = args.tokens if SEMI_AUTO else args.tokens // CARDS
     for step in range(args.steps):
         x = ms.Tensor(random.standard_normal((tokens, args.hidden), np.float32))

@@ -1,6 +1,6 @@
 """Train a stack of transformer layers, data parallel, with a plain loop: an ordinary MindSpore script.
 
-Every card holds the whole model and sums its gradients with the others. --graph compiles the step.
+Every device holds the whole model and sums its gradients with the others. --graph compiles the step.
 
     msrun --worker_num 2 --local_worker_num 2 examples/mindspore/transformer.py --layers 4 --seq 2048
 """
@@ -21,7 +21,7 @@ parser.add_argument("--hidden", type=int, default=1024)
 parser.add_argument("--heads", type=int, default=8)
 parser.add_argument("--vocab", type=int, default=32000)
 parser.add_argument("--seq", type=int, default=1024)
-parser.add_argument("--batch", type=int, default=1, help="sequences of one card")
+parser.add_argument("--batch", type=int, default=1, help="sequences per device")
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--graph", action="store_true", help="GRAPH_MODE instead of PyNative")
 args = parser.parse_args()
@@ -117,7 +117,7 @@ class Loss(nn.Cell):
 
 
 def average_in_place(gradients):
-    """Every card's mean gradient, one collective per tensor."""
+    """Mean gradient over all devices, one collective per tensor."""
     for gradient in gradients:
         all_reduce(gradient)
         gradient.div_(CARDS)
@@ -125,7 +125,7 @@ def average_in_place(gradients):
 
 
 class Step(nn.Cell):
-    """Forward, backward, mean of the gradients over all cards, update of the weights."""
+    """Forward, backward, mean of the gradients over all devices, update of the weights."""
 
     def __init__(self, loss, optimizer):
         super().__init__()

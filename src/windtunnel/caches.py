@@ -1,4 +1,4 @@
-"""Where windtunnel keeps what later runs use again: measured operators, MindSpore's loader stubs."""
+"""The folder where windtunnel caches what later runs reuse: measured operators, MindSpore's loader stubs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder() -> Path:
-    """Of this user; as the XDG rules say, a relative XDG_CACHE_HOME counts as none."""
+    """This user's cache folder. A relative XDG_CACHE_HOME is ignored, as the XDG specification says."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "windtunnel"

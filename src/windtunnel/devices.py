@@ -1,4 +1,4 @@
-"""Known accelerators and how to name one: `a100-80gb`, `h100:mem=40GiB,link_gbs=200`, or a TOML file of your own.
+"""Known accelerators, and how to name one: `a100-80gb`, `h100:mem=40GiB,link_gbs=200`, or your own TOML file.
 
 --device TEXT ──> DeviceProfile
 """
@@ -19,25 +19,25 @@ from windtunnel.units import MIB, parse_bytes
 __all__ = ["DEFAULT_ASCEND", "DEFAULT_DEVICE", "DeviceProfile", "find_device", "known_devices"]
 
 DEFAULT_DEVICE = "a100-80gb"
-DEFAULT_ASCEND = "ascend-910b-64gb"  # of a MindSpore script
+DEFAULT_ASCEND = "ascend-910b-64gb"  # for MindSpore scripts
 _HOW_TO_START = "windtunnel devices --toml prints one to start from"
-_MOST = 1e18  # of any figure, and of bytes: an exabyte
-_CONTEXT_BYTES = 500 * MIB  # what the CUDA context takes before torch can allocate anything
-_FAMILIES = {"cuda": "nvidia", "npu": "ascend", "cpu": "cpu"}  # of a device that names none
+_MOST = 1e18  # upper limit of any number; in bytes, an exabyte
+_CONTEXT_BYTES = 500 * MIB  # taken by the CUDA context before torch can allocate anything
+_FAMILIES = {"cuda": "nvidia", "npu": "ascend", "cpu": "cpu"}  # the default family of each kind
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One accelerator, as far as memory and time depend on it. Rates are peaks; 0: none, or not known."""
+    """What memory and time depend on, of one accelerator. Rates are peak rates; 0 means none or unknown."""
 
-    id: str  # how the command line names it
-    name: str  # what the driver calls it
-    kind: str  # the device word of the program: cuda, npu or cpu
+    id: str  # its name on the command line
+    name: str  # the name the driver reports
+    kind: str  # the device type in the program: cuda, npu or cpu
     memory_bytes: int  # 0: the CPU, whose memory is not a fixed budget
     usable_bytes: int
     capability: tuple[int, int]
     multiprocessors: int
-    bf16_tflops: float  # dense, as all of them
+    bf16_tflops: float  # dense, like all of them
     bandwidth_gbs: float
     allocator: str
     fp32_tflops: float = 0.0  # without TF32
@@ -46,19 +46,17 @@ class DeviceProfile:
     fp8_tflops: float = 0.0
     fp64_tflops: float = 0.0
     l2_mib: float = 0.0
-    launch_us: float = 0.0  # an empty kernel, from one to the next in a queue
-    link: str = ""  # what joins the devices of a node: "NVLink 3"
-    link_gbs: float = 0.0  # of one device, one direction
-    link_latency_us: float = 0.0  # of one hop
-    link_gpus: int = 0  # devices that the link joins; 0: those of a node
-    link_wires: int = (
-        0  # a mesh: peers that each have a wire of their own; 0: a switch gives a pair all of it
-    )
-    nic_gbs: float = 0.0  # of one NIC, one direction
-    nics: int = 0  # for 8 devices
+    launch_us: float = 0.0  # from one empty kernel to the next in a queue
+    link: str = ""  # what connects the devices of a node: "NVLink 3"
+    link_gbs: float = 0.0  # per device, in one direction
+    link_latency_us: float = 0.0  # per hop
+    link_gpus: int = 0  # devices on one link; 0: those of a node
+    link_wires: int = 0  # in a mesh: peers with a wire of their own; 0: a switch gives a pair all of it
+    nic_gbs: float = 0.0  # per NIC, in one direction
+    nics: int = 0  # per 8 devices
     nic_latency_us: float = 0.0
     family: str = ""  # whose libraries it runs: nvidia, amd, ascend or cpu
-    source: str = ""  # where the figures are from
+    source: str = ""  # where the numbers come from
 
 
 _COUNTS = {field.name for field in fields(DeviceProfile) if field.type == "int"} - {
@@ -73,7 +71,7 @@ _ABOVE_ZERO = {
     "multiprocessors": 1,
     "bf16_tflops": 1.0,
     "bandwidth_gbs": 1.0,
-}  # and what a file that lacks them gets
+}  # with the defaults for a file that lacks them
 
 
 def known_devices() -> dict[str, DeviceProfile]:
@@ -112,7 +110,8 @@ def _with_override(device: DeviceProfile, part: str, text: str) -> DeviceProfile
         number = float(value)
     except ValueError:
         raise UsageError(f"{value!r} in --device {text} is not a number", hint=f"write {key}=123.4") from None
-    return replace(device, **{key: _number(key, number, f"--device {text}")})
+    changed: dict[str, Any] = {key: _number(key, number, f"--device {text}")}
+    return replace(device, **changed)
 
 
 def _by_name(name: str) -> DeviceProfile:
@@ -158,7 +157,11 @@ def _profile(id: str, table: dict[str, Any]) -> DeviceProfile:
     memory = parse_bytes(table["memory"])
     if kind == "cpu" and memory == 0:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    numbers = {key: _number(key, table[key], f"device {id}") for key in _NUMBERS & table.keys()}
+    numbers: dict[str, Any] = {
+        key: _number(key, table[key], f"device {id}") for key in _NUMBERS & table.keys()
+    }
+    words: dict[str, Any] = {"allocator": kind}
+    words |= {key: _word(key, table[key], id) for key in _WORDS & table.keys()}
     return DeviceProfile(
         id=id,
         kind=kind,
@@ -166,21 +169,21 @@ def _profile(id: str, table: dict[str, Any]) -> DeviceProfile:
         memory_bytes=memory,
         usable_bytes=parse_bytes(table["usable"]) if "usable" in table else _usable(memory, kind),
         capability=_capability(id, table.get("capability", (0, 0))),
-        **{"allocator": kind} | {key: _word(key, table[key], id) for key in _WORDS & table.keys()},
+        **words,
         **_ABOVE_ZERO | numbers,
     )
 
 
 def _number(key: str, value: object, where: str) -> int | float:
-    """A figure, which counts and rates can only have at 0 or above."""
+    """A number; counts and rates cannot be negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
-        raise UsageError(f"{key} is {value!r:.40} in {where}", hint="write a number of 0 or above")
+        raise UsageError(f"{key} is {value!r:.40} in {where}", hint="write a non-negative number")
     if value == 0 and key in _ABOVE_ZERO:
-        raise UsageError(f"{key} is 0 in {where}", hint="write a number above 0")
+        raise UsageError(f"{key} is 0 in {where}", hint="write a positive number")
     if key not in _COUNTS:
         return float(value)
     if value != int(value):
-        raise UsageError(f"{key} is {value!r} in {where}", hint="write a whole number")
+        raise UsageError(f"{key} is {value!r} in {where}", hint="write an integer")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""`windtunnel.dry_run`: the same dry run from Python, for a script or for a function.
+"""`windtunnel.dry_run`: a dry run from Python, of a script or a function.
 
 report = windtunnel.dry_run(train, device="h100")     # a function of this process, run in a forked child
 report = windtunnel.dry_run("train.py", level=1)      # a script, as on the command line
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.capture.task import RankTask
-from windtunnel.commands.page_stage import allocations_told, detail_rank, ranks_in_detail
-from windtunnel.commands.rank import OUR_BUG, simulate_rank
-from windtunnel.commands.rank_analysis import analyse_rank
-from windtunnel.commands.request import RunRequest, check_request, conf_of_environment, task_of
-from windtunnel.commands.run_folder import prepare_folder
-from windtunnel.commands.script_check import check_script
-from windtunnel.commands.simulation import isolation_of, simulate, summarise
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.isolation.entrance import Order, enter
-from windtunnel.report.result import RunResult
+from windtunnel.report.results.run import RunResult
+from windtunnel.session.page_stage import allocation_limits, detail_rank, ranks_in_detail
+from windtunnel.session.rank import OUR_BUG, simulate_rank
+from windtunnel.session.rank_analysis import analyse_rank
+from windtunnel.session.request import RunRequest, check_request, conf_of_environment, task_of
+from windtunnel.session.run_folder import prepare_folder
+from windtunnel.session.script_check import check_script
+from windtunnel.session.simulation import isolation_of, simulate, summarise
 
 __all__ = ["dry_run"]
 
@@ -49,16 +49,16 @@ def dry_run(
     out: str | os.PathLike[str] | None = None,
     network_access: bool = False,
 ) -> RunResult:
-    """Dry-run a function or a script; returns the fields of report.json. Prints nothing.
+    """Dry-run a function or a script and return the contents of report.json. Prints nothing.
 
-    One rank is simulated, or for a script those of `ranks`: "auto" is one of each kind of work. The other options are those
-    of the command line.
-    The files of the run, its output among them, stay in the folder `out`; without it they are removed.
-    A function runs in a forked child: this process, its torch and its variables stay as they are. So do the files of the
-    disk: what a function or script writes is listed in `files` of the result, and gone afterwards.
+    One rank is simulated, or for a script the ranks in `ranks`; "auto" simulates one representative of each kind of work.
+    The other options are those of the command line.
+    The files of the run, including its output, are kept in the folder `out`; without it they are removed.
+    A function runs in a forked child, so this process, its torch and its variables are not changed. Files on disk are not
+    changed either: files that the function or script writes are listed in `files` of the result, then discarded.
     """
     profile = find_device(device)
-    n_cards = 1 if world_size is None else world_size
+    n_devices = 1 if world_size is None else world_size
     chosen = allocator or profile.allocator
     request = RunRequest(
         script=getattr(fn_or_script, "__name__", "function") if callable(fn_or_script) else str(fn_or_script),
@@ -67,9 +67,9 @@ def dry_run(
         device=profile,
         allocator=chosen,
         allocator_conf=conf_of_environment(chosen),
-        ranks=_ranks(rank, ranks, n_cards),
-        world_size=n_cards,
-        nproc_per_node=max(1, min(n_cards, 8)),
+        ranks=_ranks(rank, ranks, n_devices),
+        world_size=n_devices,
+        nproc_per_node=max(1, min(n_devices, 8)),
         is_launched=world_size is not None,
         level=level,
         max_steps=steps,
@@ -83,7 +83,9 @@ def dry_run(
     )
     check_request(request)
     if callable(fn_or_script) and ranks is not None:
-        raise UsageError("a function is simulated as one rank", hint="use rank=, or put it into a script")
+        raise UsageError(
+            "a function can be simulated as one rank only", hint="use rank=, or put it in a script"
+        )
     if not callable(fn_or_script):
         check_script(Path(fn_or_script))
     if out is not None:
@@ -100,9 +102,11 @@ def _ranks(rank: int, ranks: str | Sequence[int] | None, world_size: int) -> tup
         return (rank,)
     if ranks == "auto":
         return None if world_size > 1 else (0,)
-    if isinstance(ranks, str) and ranks != "all":
+    if ranks == "all":
+        return tuple(range(world_size))
+    if isinstance(ranks, str):
         raise UsageError(f"cannot read ranks {ranks!r}", hint='use "auto", "all", or a list of numbers')
-    return tuple(range(world_size) if ranks == "all" else dict.fromkeys(ranks))
+    return tuple(dict.fromkeys(ranks))
 
 
 def _run_in(folder: Path, request: RunRequest, fn_or_script: Any) -> RunResult:
@@ -124,14 +128,14 @@ def _run_function(request: RunRequest, function: Callable[[], Any]) -> RunResult
         isolation.remove()
     details = {}
     if request.writes_page and ranks_in_detail({rank: finding.result}):
-        details[rank] = detail_rank(request, task.recording_path, finding.card, *allocations_told(1))
+        details[rank] = detail_rank(request, task.recording_path, finding.device_index, *allocation_limits(1))
     return summarise(request, {rank: finding}, {rank: rank}, details=details, files=files).result
 
 
 def _fork(task: RankTask, program: Callable[[], Any], order: Order) -> int:
-    """Run the function in a child that shares this process's memory; its output goes to run.log."""
+    """Run the function in a forked child; its output goes to run.log."""
     sys.stdout.flush()
-    sys.stderr.flush()  # or the child would write once more what is still buffered here
+    sys.stderr.flush()  # otherwise the child would write this buffered output again
     child = os.fork()
     if child == 0:
         _be_the_child(task, program, order)
@@ -151,10 +155,12 @@ def _be_the_child(task: RankTask, program: Callable[[], Any], order: Order) -> N
         log = os.open(Path(task.folder) / "run.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        # A test runner may have replaced these: a stream of its own would not reach the log.
+        # A test runner may have replaced these streams with its own, which do not write to the log.
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode) for i, mode in enumerate(("r", "w", "w")))
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)  # threads of the parent's pools do not live on here
+            sys.modules["torch"].set_num_threads(
+                1
+            )  # the threads of the parent's pools do not exist in the child
         enter(order)
         code = simulate_rank(task, program, None)
     except BaseException:

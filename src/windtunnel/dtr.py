@@ -4,9 +4,9 @@
     dtr.eviction_threshold = "5GB"
     dtr.enable()
 
-Activations that do not fit under the threshold are dropped and computed again when backward needs them; losses,
-gradients and weights stay bit for bit what they were. Settings may change at any time and hold from the next
-operator on. Environment variables `WINDTUNNEL_DTR_EVICTION_THRESHOLD` and so on give the defaults.
+Activations that do not fit under the threshold are evicted and recomputed when backward needs them; losses,
+gradients and weights stay bit-identical. Settings may be changed at any time and take effect at the next operator.
+Environment variables `WINDTUNNEL_DTR_EVICTION_THRESHOLD` and so on set the defaults.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 eviction_threshold: int | str  # bytes, "5GB" or "80%"; 0: act only when an allocation does not fit
-evictee_minimum_size: int  # bytes: smaller tensors are never dropped
-enable_sqrt_sampling: bool  # look at about sqrt(n) candidates instead of all n
+evictee_minimum_size: int  # bytes: smaller tensors are never evicted
+enable_sqrt_sampling: bool  # consider about sqrt(n) candidates instead of all n
 policy: str  # one of `policies()`
 
 _PREFIX = "WINDTUNNEL_DTR_"
 
 
-class _Switchboard:
+class _Control:
     """The settings as the user wrote them, and the runtime once there is one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -75,7 +75,7 @@ class _Switchboard:
 
     def set_sampling(self, is_wanted: bool) -> None:
         if not isinstance(is_wanted, bool):
-            raise UsageError(f"enable_sqrt_sampling is True or False, not {is_wanted!r}")
+            raise UsageError(f"enable_sqrt_sampling must be True or False, not {is_wanted!r}")
         self.settings.is_sampling = is_wanted
 
     def set_policy(self, name: str) -> None:
@@ -85,7 +85,7 @@ class _Switchboard:
 
 
 def enable() -> None:
-    """Begin: from here on activations are dropped when memory goes over the threshold.
+    """Start evicting activations when memory exceeds the threshold.
 
     In a dry run this does nothing: `windtunnel remat` predicts it, for every threshold at once.
     """
@@ -95,47 +95,47 @@ def enable() -> None:
             stacklevel=2,
         )
         return
-    if _board.runtime is None:
-        _board.runtime = load("remat", "runtime", "torch").runtime_here(_board.settings)
-    _board.runtime.start()
+    if _control.runtime is None:
+        _control.runtime = load("windtunnel.remat.pytorch.runtime", "torch").runtime_here(_control.settings)
+    _control.runtime.start()
 
 
 def disable() -> None:
-    """End: nothing more is dropped. What was dropped still comes back when backward asks for it."""
-    if _board.runtime is not None:
-        _board.runtime.stop()
+    """Stop evicting. Evicted tensors are still rematerialised when backward needs them."""
+    if _control.runtime is not None:
+        _control.runtime.stop()
 
 
 def is_enabled() -> bool:
-    return _board.runtime is not None and _board.runtime.is_on
+    return _control.runtime is not None and _control.runtime.is_on
 
 
 @contextmanager
 def limit(eviction_threshold: int | str | None = None) -> Iterator[None]:
-    """Enable inside a `with` block, under this threshold or the one that is set; afterwards all is as it was."""
-    was_on, before = is_enabled(), _board.written_threshold
+    """Enable inside a `with` block, with this threshold or the current one; afterwards restore the previous state."""
+    was_on, before = is_enabled(), _control.written_threshold
     if eviction_threshold is not None:
-        _board.set_threshold(eviction_threshold)
+        _control.set_threshold(eviction_threshold)
     try:
         enable()
         yield
     finally:
         if not was_on:
             disable()
-        _board.set_threshold(before)
+        _control.set_threshold(before)
 
 
 def stats() -> dict[str, float]:
-    """What was evicted and computed again since `enable()` was first called, in bytes and seconds."""
-    found = asdict(Statistics() if _board.runtime is None else _board.runtime.engine.statistics)
+    """What was evicted and recomputed since `enable()` was first called, in bytes and seconds."""
+    found = asdict(Statistics() if _control.runtime is None else _control.runtime.engine.statistics)
     return found | {"overhead_seconds": found["eviction_seconds"] + found["rematerialisation_seconds"]}
 
 
 def save_costs(path: str | Path) -> None:
     """Write the seconds each operator took in this run, for `windtunnel remat --costs`."""
-    if _board.runtime is None:
+    if _control.runtime is None:
         raise UsageError("nothing has been measured yet", hint="call dtr.enable() and train for a step first")
-    Path(path).write_text(CostTable(_board.runtime.costs.table).to_json(), encoding="utf-8")
+    Path(path).write_text(CostTable(_control.runtime.costs.table).to_json(), encoding="utf-8")
 
 
 def policies() -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _bytes(name: str, size: int | str) -> int:
         raise UsageError(f"{name} cannot be {size!r}", hint='write bytes, "5GB" or "80%"')
     device_bytes = None
     if isinstance(size, str) and size.strip().endswith("%"):
-        device_bytes = load("remat", "runtime", "torch").device_bytes()
+        device_bytes = load("windtunnel.remat.pytorch.runtime", "torch").device_bytes()
     try:
         return parse_bytes(
             int(size) if isinstance(size, str) and size.strip().isdigit() else size, device_bytes
@@ -159,7 +159,7 @@ def _bytes(name: str, size: int | str) -> int:
 
 def _switch(text: str) -> bool:
     if text.strip().lower() not in ("0", "1", "true", "false"):
-        raise UsageError(f"{_PREFIX}ENABLE_SQRT_SAMPLING is 0 or 1, not {text!r}")
+        raise UsageError(f"{_PREFIX}ENABLE_SQRT_SAMPLING must be 0 or 1, not {text!r}")
     return text.strip().lower() in ("1", "true")
 
 
@@ -167,28 +167,30 @@ def _from_environment(environment: Mapping[str, str], name: str, default: str) -
     return environment.get(_PREFIX + name, "").strip() or default
 
 
-class _Door(types.ModuleType):
-    """This module with settings that are checked when they are set."""
+_control = _Control(os.environ)
+
+
+class _SettingsModule(types.ModuleType):
+    """This module, with settings that are checked on assignment."""
 
     eviction_threshold = property(
-        lambda self: _board.written_threshold, lambda self, size: _board.set_threshold(size)
+        lambda self: _control.written_threshold, lambda self, size: _control.set_threshold(size)
     )
     evictee_minimum_size = property(
-        lambda self: _board.settings.minimum_size, lambda self, size: _board.set_minimum(size)
+        lambda self: _control.settings.minimum_size, lambda self, size: _control.set_minimum(size)
     )
     enable_sqrt_sampling = property(
-        lambda self: _board.settings.is_sampling, lambda self, is_wanted: _board.set_sampling(is_wanted)
+        lambda self: _control.settings.is_sampling, lambda self, is_wanted: _control.set_sampling(is_wanted)
     )
-    policy = property(lambda self: _board.settings.policy, lambda self, name: _board.set_policy(name))
+    policy = property(lambda self: _control.settings.policy, lambda self, name: _control.set_policy(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in __all__:
             raise AttributeError(
-                f"windtunnel.dtr has no setting {name!r}: eviction_threshold, evictee_minimum_size,"
+                f"windtunnel.dtr has no setting {name!r}; its settings are eviction_threshold, evictee_minimum_size,"
                 " enable_sqrt_sampling and policy"
             )
         super().__setattr__(name, value)
 
 
-_board = _Switchboard(os.environ)
-sys.modules[__name__].__class__ = _Door
+sys.modules[__name__].__class__ = _SettingsModule

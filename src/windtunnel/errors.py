@@ -1,19 +1,25 @@
-"""Every error a user can meet. Each message is one sentence: the fact, the number, the next step.
+"""Every error a user can meet, and the exit codes. A message is one sentence: the fact, the number, the next step.
 
 WindtunnelError                exit code 1
 ├── UsageError                 2   wrong option, wrong file, wrong name
 │   ├── MissingFramework       2   torch or mindspore is not installed
-│   ├── UnsupportedFramework   2   the installed torch lacks what windtunnel needs of it
+│   ├── UnsupportedFramework   2   the installed torch lacks something windtunnel needs
 │   └── ProbeConfigError       2   a key or value of a probe's config.json is wrong
-├── NoToolchain                1   MindSpore's loader stubs cannot be made here; the meta route remains
+├── NoToolchain                1   MindSpore's loader stubs cannot be built here; its meta device can still be used
 ├── ScriptError                3   the user's script failed, or its parallel strategy is wrong
 ├── PredictedOutOfMemory       4   an allocation did not fit the simulated device
-└── CorruptFile                2   a file from elsewhere cannot be trusted or read
+└── CorruptFile                2   a file from elsewhere is damaged or unsafe to read
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "BAD_USAGE",
+    "DIFFERENT",
+    "DOES_NOT_FIT",
+    "INTERNAL_ERROR",
+    "INTERRUPTED",
+    "SCRIPT_FAILED",
     "CorruptFile",
     "MissingFramework",
     "NoToolchain",
@@ -25,11 +31,19 @@ __all__ = [
     "WindtunnelError",
 ]
 
+# Exit codes of the commands; 0 is success.
+INTERNAL_ERROR = 1
+BAD_USAGE = 2
+SCRIPT_FAILED = 3
+DIFFERENT = 3  # `windtunnel compare` found a difference
+DOES_NOT_FIT = 4
+INTERRUPTED = 130  # as a shell reports SIGINT
+
 
 class WindtunnelError(Exception):
-    """Something windtunnel can say in one sentence; `hint` names the next step."""
+    """An error that windtunnel explains in one sentence; `hint` names the next step."""
 
-    exit_code = 1
+    exit_code = INTERNAL_ERROR
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -43,7 +57,7 @@ class WindtunnelError(Exception):
 class UsageError(WindtunnelError):
     """The command line or an argument is wrong."""
 
-    exit_code = 2
+    exit_code = BAD_USAGE
 
 
 class MissingFramework(UsageError):
@@ -63,19 +77,19 @@ class CorruptFile(UsageError):
 
 
 class NoToolchain(WindtunnelError):
-    """What MindSpore's Ascend plugin needs to start without CANN cannot be made on this machine."""
+    """The stubs that let MindSpore's Ascend plugin start without CANN cannot be built on this machine."""
 
 
 class ScriptError(WindtunnelError):
     """The user's script raised, or its parallel strategy cannot work."""
 
-    exit_code = 3
+    exit_code = SCRIPT_FAILED
 
 
 class PredictedOutOfMemory(WindtunnelError):
     """An allocation does not fit the simulated device."""
 
-    exit_code = 4
+    exit_code = DOES_NOT_FIT
 
     def __init__(
         self, message: str, hint: str | None = None, *, requested_bytes: int = 0, free_bytes: int = 0

@@ -1,10 +1,10 @@
-"""Files from elsewhere: only regular ones are opened, and no more is read than the reader can use.
+"""Read files from elsewhere safely: only regular files are opened, and the amount read is limited.
 
     path ──> open_file ──> a file object           a pipe, a device or a socket is refused at once
     path ──> read_at_most ──> bytes                a longer file is refused, with the limit in the message
-    text ──> parse_json, parse_toml ──> values     everything they can fail with is a ValueError
+    text ──> parse_json, parse_toml ──> values     every failure is a ValueError
 
-A refusal is an OSError whose `strerror` says why, so a reader tells it in the words it has for a missing file.
+A refused file raises an OSError whose `strerror` says why, so callers report it like a missing file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _KINDS = (
     (stat.S_ISBLK, "it is a device"),
 )
 _MORE = 1 << 20  # bytes
-_MOST_TOML = 1 << 20  # characters: all our own tables together have a tenth
-_DEEPEST = 100  # tables in tables
-_MOST_DOTS = 100  # of a line: the parser's time grows with the square of the parts of a dotted key
+_MOST_TOML = 1 << 20  # characters: ten times as many as all our own tables have
+_DEEPEST = 100  # levels of nested tables
+_MOST_DOTS = 100  # per line: parsing time grows with the square of the parts of a dotted key
 
 
 def open_file(path: Path | str, mode: str = "rb", **options: Any) -> IO[Any]:
-    """As `open` for reading, but anything that is no regular file is refused instead of waited for."""
+    """Like `open` for reading, but refuses anything that is not a regular file instead of waiting for it."""
     try:
         return open(path, mode, opener=_open_regular, **options)
     except ValueError as error:  # a NUL in the path
@@ -50,18 +50,18 @@ def open_file(path: Path | str, mode: str = "rb", **options: Any) -> IO[Any]:
 def read_at_most(path: Path | str, most_bytes: int) -> bytes:
     """The whole file; an OSError if it has more than `most_bytes`."""
     with open_file(path) as file:
-        # Python makes room for all that it is asked to read, so it is asked for what there is.
+        # Python allocates a buffer of the size it is asked to read, so ask for the size of the file.
         data = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)
-        while len(data) <= most_bytes and (more := file.read(_MORE)):  # a file that grows, or hides its size
+        while len(data) <= most_bytes and (more := file.read(_MORE)):  # it grows, or its size is not known
             data += more
     if len(data) > most_bytes:
-        reason = f"it has more than {format_bytes(most_bytes)}, the most that is read of such a file"
+        reason = f"it is larger than {format_bytes(most_bytes)}, the limit for such a file"
         raise OSError(errno.EFBIG, reason, str(path))
     return data
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Decode JSON; a ValueError also for values that nest too deeply and for numbers of thousands of digits."""
+    """Decode JSON; values that nest too deeply and numbers with thousands of digits raise a ValueError too."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -69,10 +69,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Decode TOML from the bytes of a file; a ValueError for whatever is wrong with them."""
+    """Decode the bytes of a TOML file; anything wrong with them raises a ValueError."""
     text = data.decode("utf-8")
     if len(text) > _MOST_TOML:
-        raise ValueError(f"it has {len(text):,} characters, and at most {_MOST_TOML:,} are read")
+        raise ValueError(f"it has {len(text):,} characters; the limit is {_MOST_TOML:,}")
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots, which no key needs")
@@ -85,12 +85,12 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def _check_toml(document: dict[str, Any]) -> None:
-    """What is printed in messages must be printable: a number may be written in a million hexadecimal digits."""
+    """Messages print these values, so they must be short: a number may have a million hexadecimal digits."""
     level: list[Any] = [document]
     for _ in range(_DEEPEST):
         level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
         if any(isinstance(part, int) and not -(1 << 63) <= part < 1 << 64 for part in level):
-            raise ValueError("it holds a whole number of more than 64 bits")
+            raise ValueError("it contains an integer of more than 64 bits")
         level = [part for part in level if isinstance(part, (dict, list))]
         if not level:
             return
@@ -98,7 +98,7 @@ def _check_toml(document: dict[str, Any]) -> None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    # Without O_NONBLOCK the open itself would wait until somebody writes to a pipe.
+    # Without O_NONBLOCK, opening a pipe would wait until another process writes to it.
     file = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):

@@ -1,17 +1,17 @@
-"""Pickles from elsewhere, read as data: nothing in them is imported or run, and memory is bounded by their length.
+"""Read pickles from elsewhere as plain data: nothing in them is imported or run, and memory is bounded by their length.
 
     bytes ──> _is_simple: a scan that proves every opcode harmless ──> Python's own unpickler ──┐
-          └─> (anything less usual) _Machine: opcode by opcode, with budgets ───────────────────┴──> plain values
+          └─> (anything less common) _Machine: opcode by opcode, with limits ───────────────────┴──> plain values
 
-A pickle is a program. Beside running code it can name slot 400,000,000 of a table in five bytes, or build in a hundred
-bytes a value that takes years to hash or print, by using each part twice. Both ways keep these promises:
+A pickle is a program. Besides running code, it can address slot 400,000,000 of a table in five bytes, or build in a
+hundred bytes a value that takes years to hash or print, by using each part twice. Both paths guarantee:
 
-- only values, lists, dicts and tuples are made; names and calls are refused, or given to `on_call` as text;
-- a slot of the memo is used after the ones before it; lengths end inside the data; whole numbers have 9 bytes at most;
+- only values, lists, dicts and tuples are created; names and calls are refused, or passed to `on_call` as text;
+- memo slots are filled in order; lengths end inside the data; integers have at most 9 bytes;
 - there are at most `_FREE_CONTAINERS` lists, dicts and tuples, and one more for each `_BYTES_PER_CONTAINER` bytes;
-- a key of a dict is a text, a number, None or a tuple of numbers: nothing that is slow to hash.
+- a dict key is a string, a number, None or a tuple of numbers: nothing that is slow to hash.
 
-Parts may still be shared, so whoever walks or prints a value has to know its type first.
+Parts may still be shared, so code that walks or prints a value must check its type first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["PickleName", "UnsafePickle", "load_pickle_file", "load_pickle_with_c
 
 _FREE_CONTAINERS = 100_000
 _BYTES_PER_CONTAINER = 10  # a memory snapshot without call stacks, the densest that torch writes, has 26
-# What a damaged pickle makes of Python's unpickler.
+# What Python's unpickler raises for a damaged pickle.
 _DAMAGE = (
     pickle.UnpicklingError,
     EOFError,
@@ -47,7 +47,7 @@ _LONGEST_INT = 9  # bytes: an unsigned number of 64 bits
 
 
 class UnsafePickle(ValueError):
-    """What is wrong with a pickle, in words that follow the name of its file."""
+    """What is wrong with a pickle; the message continues a sentence that starts with the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def load_pickle_file(path: Path) -> Any:
         if not os.fstat(file.fileno()).st_size:
             raise UnsafePickle("it is empty")
         try:
-            # Mapped, not read: of a file that is long and wrong only the beginning is looked at.
+            # Mapped, not read: only the beginning of a long invalid file is looked at.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 is_simple = _is_simple(data)
                 return _NamelessUnpickler(file).load() if is_simple else _Machine(data).run()
@@ -81,7 +81,7 @@ def load_pickle_file(path: Path) -> Any:
 
 
 def load_pickle_with_calls(data: bytes, on_call: OnCall, on_persistent: OnPersistent) -> Any:
-    """The values in a small pickle; its calls and references outside are answered by the two functions.
+    """The values in a small pickle; the two functions answer its calls and its external references.
 
     Raises UnsafePickle, IndexError where a value is missing, and whatever the functions raise.
     """
@@ -89,24 +89,24 @@ def load_pickle_with_calls(data: bytes, on_call: OnCall, on_persistent: OnPersis
 
 
 class _NamelessUnpickler(pickle.Unpickler):
-    """`_is_simple` has seen that there are no names; should it ever be wrong, nothing is run all the same."""
+    """`_is_simple` has checked that there are no names; even if it were wrong, nothing is run."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise UnsafePickle(_names_something(f"{module}.{name}"))
 
     def persistent_load(self, pid: Any) -> Any:
-        raise UnsafePickle("it refers to something outside of itself")
+        raise UnsafePickle("it refers to something outside itself")
 
 
 def _names_something(name: str) -> str:
     return f"it asks to run {name[:80]}, which plain values never need"
 
 
-# -- the fast way -------------------------------------------------------------------------------------------
+# -- the fast path ------------------------------------------------------------------------------------------
 
 _INT = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04....|\x05.....|\x06......|\x07.......|\x08........))"
-# Runs of opcodes whose length is known. The alternatives begin with different bytes, so there is one way to read a
-# text of them. A tuple stands right behind its numbers: one with anything else in it takes the slow way.
+# Runs of opcodes whose length is known. The alternatives begin with different bytes, so there is only one way to parse
+# a run. A tuple follows its numbers directly: one with anything else in it takes the slow path.
 _RUN = (
     rb"(?:(?:j....)+|(?:h.)+|[\x94(}u\]eNas\x88\x89)]+|q.|r..%s|" + _INT + rb"{2}\x86|" + _INT + rb"|G........)"
 )  # fmt: skip
@@ -115,7 +115,7 @@ _SHORT_TEXT, _TEXT = 0x8C, 0x58  # SHORT_BINUNICODE, BINUNICODE
 
 
 def _is_simple(data: Data) -> bool:
-    """Whether all of a pickle is opcodes that can do no harm, within the budgets; false is no verdict."""
+    """Whether all opcodes of a pickle are harmless and within the limits; False means "use the slow path"."""
     n, n_containers = len(data), 0
     most = _most_containers(n)
     match = re.compile(_RUN % _slots(n) + rb"{1,4000}", re.DOTALL).match
@@ -123,7 +123,7 @@ def _is_simple(data: Data) -> bool:
     while at < n:
         if (run := match(data, at)) is not None:
             at = run.end()
-            # Counted too high, as these bytes also stand inside of numbers: the slow way counts exactly.
+            # An overestimate, as numbers contain these bytes too: the slow path counts exactly.
             opcodes = run.group()
             n_containers += opcodes.count(b"}") + opcodes.count(b"]") + opcodes.count(b"\x86")
             if n_containers > most:
@@ -146,9 +146,9 @@ def _is_simple(data: Data) -> bool:
 
 
 def _slots(n_bytes: int) -> bytes:
-    """A pattern for the two high bytes of a slot of the memo that a pickle of this length can have come to.
+    """A pattern for the two high bytes of a memo slot that a pickle of this length can have reached.
 
-    The first 256 slots take two bytes each or more, later ones six, as pickles number them one by one.
+    The first 256 slots take at least two bytes each, later ones six, as pickles number them one by one.
     """
     high = (256 + n_bytes // 6) >> 16
     if high < 256:
@@ -160,7 +160,7 @@ def _most_containers(n_bytes: int) -> int:
     return _FREE_CONTAINERS + n_bytes // _BYTES_PER_CONTAINER
 
 
-# -- the slow way -------------------------------------------------------------------------------------------
+# -- the slow path ------------------------------------------------------------------------------------------
 
 
 class _Mark:
@@ -211,14 +211,14 @@ class _Machine:
 
     def text(self, n_length: int) -> None:
         try:
-            # As Python's pickler writes a text that no UTF-8 can hold, such as the name of a file.
+            # Python's pickler writes strings that are not valid UTF-8 this way, for example file names.
             self.stack.append(self.take(self.number(n_length)).decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError:
-            raise UnsafePickle("it holds a text that is not UTF-8") from None
+            raise UnsafePickle("it contains a string that is not UTF-8") from None
 
     def whole(self, n_bytes: int) -> None:
         if n_bytes > _LONGEST_INT:
-            raise UnsafePickle(f"it holds a whole number of {n_bytes} bytes; {_LONGEST_INT} are read")
+            raise UnsafePickle(f"it contains an integer of {n_bytes} bytes; the limit is {_LONGEST_INT}")
         self.stack.append(int.from_bytes(self.take(n_bytes), "little", signed=True))
 
     def pop(self) -> Any:
@@ -247,8 +247,8 @@ class _Machine:
         self.n_containers += 1
         if self.n_containers > _most_containers(len(self.data)):
             raise UnsafePickle(
-                f"its {len(self.data):,} bytes hold more than {_most_containers(len(self.data)):,} lists and "
-                f"dicts, which is more than windtunnel builds of a file of that size"
+                f"its {len(self.data):,} bytes contain more than {_most_containers(len(self.data)):,} lists and "
+                f"dicts, the limit for a file of that size"
             )
         self.stack.append(container)
 
@@ -270,7 +270,9 @@ class _Machine:
             raise UnsafePickle("it is damaged: a key has no value")
         for key in values[::2]:
             if type(key) not in _KEYS and not (type(key) is tuple and all(type(each) is int for each in key)):
-                raise UnsafePickle(f"it holds a dict with a {type(key).__name__} for a key; texts are read")
+                raise UnsafePickle(
+                    f"it contains a dict with a {type(key).__name__} key; keys must be strings"
+                )
         target.update(zip(values[::2], values[1::2], strict=True))
 
     def set_item(self) -> None:
@@ -279,7 +281,7 @@ class _Machine:
 
     def put(self, slot: int) -> None:
         if slot > len(self.memo) + _SKIPPED_SLOTS:
-            raise UnsafePickle(f"it keeps a value in slot {slot:,} after {len(self.memo):,} others")
+            raise UnsafePickle(f"it stores a value in slot {slot:,} after {len(self.memo):,} others")
         value = self.stack[-1]
         if value is _MARK:
             raise UnsafePickle("it is damaged: a value is missing")
@@ -287,7 +289,7 @@ class _Machine:
 
     def get(self, slot: int) -> None:
         if slot not in self.memo:
-            raise UnsafePickle(f"it uses slot {slot:,}, where nothing was kept")
+            raise UnsafePickle(f"it uses slot {slot:,}, which is empty")
         self.stack.append(self.memo[slot])
 
     def name(self) -> None:
@@ -314,7 +316,7 @@ class _Machine:
 
     def persistent(self) -> None:
         if self.on_persistent is None:
-            raise UnsafePickle("it refers to something outside of itself")
+            raise UnsafePickle("it refers to something outside itself")
         self.stack.append(self.on_persistent(self.pop()))
 
 

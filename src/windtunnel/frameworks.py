@@ -1,4 +1,4 @@
-"""The one door to torch and mindspore, and to our own late-loaded parts. It opens on first use."""
+"""The only place that imports torch, mindspore and our own modules that need them; they are imported on first use."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from windtunnel.errors import MissingFramework
 __all__ = ["load", "load_door", "location_of", "require"]
 
 
-def load(room: str, part: str, framework: str) -> ModuleType:
-    """Import e.g. `windtunnel.capture.torch_rank`, only when it is wanted."""
+def load(module: str, framework: str) -> ModuleType:
+    """Import one of our modules that needs a framework, when it is first needed."""
     try:
         if framework == "torch":
-            # First, for a name that is missing would be a traceback while our file is imported.
+            # First: otherwise a missing name would be a traceback while our module is imported.
+            room = module.split(".")[1]
             import_module("windtunnel.torch_compatibility").require(room, import_module)
-        return import_module(f"windtunnel.{room}.{framework}_{part}")
+        return import_module(module)
     except ModuleNotFoundError as error:
         if error.name != framework:
-            raise  # our own bug, or a package of the user's: do not blame the framework
+            raise  # our own bug, or one of the user's packages: do not blame the framework
         raise _missing(framework) from error
 
 
 def require(framework: str) -> None:
-    """Say that it is not installed before anything is started for it; it is not imported."""
+    """Raise if a framework is not installed, before anything is started for it. Does not import it."""
     try:
         is_there = find_spec(framework) is not None
-    except (ImportError, ValueError):  # what a finder or a module of the user's may say instead
+    except (ImportError, ValueError):  # raised by finders and modules that the user installed
         is_there = False
     if not is_there:
         raise _missing(framework)

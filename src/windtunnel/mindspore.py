@@ -1,4 +1,4 @@
-"""Precision data of MindSpore programs: what every cell, API or kernel computed, forward and backward.
+"""Precision data from MindSpore programs: what every cell, API or kernel computed, forward and backward.
 
     from windtunnel.mindspore import PrecisionDebugger, seed_all
 
@@ -9,33 +9,30 @@
         debugger.stop()
         debugger.step()
 
-Files and names are those of msProbe; `windtunnel compare A B` finds where two runs part.
+Files and names are the same as msProbe's; `windtunnel compare A B` finds where two runs diverge.
 """
 
 from __future__ import annotations
 
-from windtunnel.frameworks import load
-from windtunnel.probe.one_per_process import OnePerProcess, Shared
+from typing import TYPE_CHECKING
 
-# By name, so that a Python without MindSpore is told so in a sentence.
-Debugger = load("probe", "debugger", "mindspore").Debugger
-MsprobeInitStep = load("probe", "callbacks", "mindspore").MsprobeInitStep
-MsprobeStep = load("probe", "callbacks", "mindspore").MsprobeStep
-seed_all = load("probe", "seed", "mindspore").seed_all
+from windtunnel.frameworks import load
+from windtunnel.probe.collect.one_per_process import OnePerProcess
+
+if TYPE_CHECKING:
+    from windtunnel.probe.mindspore.callbacks import MsprobeInitStep, MsprobeStep
+    from windtunnel.probe.mindspore.debugger import Debugger
+    from windtunnel.probe.mindspore.seed import seed_all
+else:  # by name, so that a Python without MindSpore gets one sentence instead of a traceback
+    MsprobeInitStep = load("windtunnel.probe.mindspore.callbacks", "mindspore").MsprobeInitStep
+    MsprobeStep = load("windtunnel.probe.mindspore.callbacks", "mindspore").MsprobeStep
+    Debugger = load("windtunnel.probe.mindspore.debugger", "mindspore").Debugger
+    seed_all = load("windtunnel.probe.mindspore.seed", "mindspore").seed_all
 
 __all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionDebugger", "seed_all"]
 
 
 class PrecisionDebugger(OnePerProcess, Debugger):
-    """One per process: made again with the same arguments (or none) it is the same object."""
+    """One per process: calling it again with the same arguments, or none, returns the same object."""
 
     current: PrecisionDebugger | None = None
-
-    start = Shared()
-    stop = Shared()
-    step = Shared()
-    save = Shared()
-    set_init_step = Shared()
-    watch = Shared()
-    register_custom_api = Shared()
-    restore_custom_api = Shared()

@@ -1,4 +1,4 @@
-"""Values a program may set for a dry run: `windtunnel.mock`.
+"""Values a program can set for a dry run: `windtunnel.mock`.
 
 n_tokens = windtunnel.mock(4096, lambda: lengths.sum().item())   # 4096 in a dry run, the real one otherwise
 """

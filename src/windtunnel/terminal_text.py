@@ -1,9 +1,9 @@
-"""Text that came from a file or from somebody's program, as a terminal may have it.
+"""Make text from files and user programs safe to print on a terminal.
 
     names, paths, frames, messages ──> plain_text ──> the same, with every control character spelled out
-    JSON text ──> plain_json ──> the same document, in which no control character stands as itself
+    JSON text ──> plain_json ──> the same document, without raw control characters
 
-A terminal obeys what stands behind an escape character: it can move the cursor, change the title, answer with input.
+A terminal executes escape sequences: they can move the cursor, change the title, or type input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 __all__ = ["plain_json", "plain_text"]
 
-# All but line feed and tab: the two sets of controls, and those that turn the direction of the text after them.
+# All control characters but line feed and tab, and those that change the direction of the text after them.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _UNESCAPED_BY_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -25,7 +25,7 @@ def plain_text(text: str) -> str:
 
 
 def plain_json(text: str) -> str:
-    """JSON writes the controls below the space as escapes; these are the others."""
+    """Escape the control characters that JSON does not escape by itself."""
     return text if text.isascii() and "\x7f" not in text else _UNESCAPED_BY_JSON.sub(_as_json, text)
 
 

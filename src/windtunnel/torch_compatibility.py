@@ -1,10 +1,10 @@
-"""Whether the installed torch is one windtunnel can work with, told before anything of it is touched.
+"""Check that windtunnel supports the installed torch, before anything of it is used.
 
-    frameworks.load(room, ...) ──> require(room): every private name of torch the room uses ──> nothing, or one sentence
-    a dry run                  ──> unfamiliar() ──> a note in the report: a version nobody tried, with everything there
+    frameworks.load(module, ...) ──> require(room): every private name of torch the room uses ──> nothing, or one sentence
+    a dry run                    ──> unfamiliar() ──> a note in the report: an untested version that has every name
 
-Private names come and go between versions without a word; a missing one would otherwise be a traceback from the middle
-of our files. What is only needed by a program that compiles is not asked for here: looking would import the compiler.
+Private names change between versions without notice; a missing one would otherwise be a traceback from inside
+windtunnel. Names that only compiled programs need are not checked here: looking for them would import the compiler.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from windtunnel.errors import UnsupportedFramework
 
 __all__ = ["FIRST", "LAST", "NEEDED", "require", "unfamiliar"]
 
-FIRST, LAST = (2, 12), (2, 15)  # tried by `make matrix`, both and all between
+FIRST, LAST = (2, 12), (2, 15)  # tested by `make matrix`, with all versions between
 
-# room -> names below `torch`; tests/test_torch_compatibility.py reads them from our sources
+# room -> names below `torch`; tests/test_torch_compatibility.py compares them with our sources
 NEEDED: dict[str, str] = {
     "capture": """
         UntypedStorage._new_with_weak_ptr _C.BufferDict _C.DisableTorchFunction
@@ -84,25 +84,25 @@ NEEDED: dict[str, str] = {
 
 
 def require(room: str, load: Callable[[str], object]) -> None:
-    """Raise if a name is missing that a room uses; `load` imports a module that `import torch` leaves out."""
+    """Raise if a name that a room uses is missing; `load` imports modules that `import torch` does not import."""
     missing = [name for name in NEEDED.get(room, "").split() if not _is_there(name, load)]
     if missing:
         others = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise UnsupportedFramework(
-            f"torch {torch.__version__} is installed; windtunnel was tried with {_range()};"
+            f"torch {torch.__version__} is installed; windtunnel was tested with {_range()};"
             f" torch.{missing[0]}{others} missing",
             hint=f"pip install 'torch>={_text(FIRST)},<{LAST[0]}.{LAST[1] + 1}'",
         )
 
 
 def unfamiliar() -> str | None:
-    """A sentence if nobody tried this version, although it has all that is needed."""
+    """A sentence if this version has every name but was not tested."""
     found = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if FIRST <= found <= LAST:
         return None
     return (
-        f"torch {torch.__version__} is installed; windtunnel was tried with {_range()}: everything it needs is there,"
-        " but figures were not compared with this version"
+        f"torch {torch.__version__} is installed; windtunnel was tested with {_range()}: everything it needs is present,"
+        " but its numbers were not validated with this version"
     )
 
 

@@ -1,10 +1,10 @@
-"""Which saved tensors come from a custom autograd function, in every version of torch.
+"""Find out which saved tensors come from a custom autograd function, in every version of torch.
 
     forward(ctx, x): ctx.save_for_backward(x, y) ──> noted ──> forward returns ──> torch packs x, y ──> is_custom(x): True
 
-A pack hook is not told who saves. What calls it differs between versions (`Function.apply` was Python and became C),
-but every version has the function name its tensors through `ctx.save_for_backward`, lets go of `ctx.to_save` when
-the forward has ended, and packs them before any other code runs.
+A pack hook does not know who saves. Its caller differs between versions (`Function.apply` was Python and became C), but
+in every version the function passes its tensors to `ctx.save_for_backward`, and torch clears `ctx.to_save` when forward
+has ended and packs them before any other code runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _plain_save = FunctionCtx.save_for_backward
 
 
 class _Saving:
-    """One call of save_for_backward whose tensors torch has still to pack."""
+    """One call of save_for_backward whose tensors torch has not packed yet."""
 
     __slots__ = ("context", "tensors")
 
@@ -31,12 +31,12 @@ class _Saving:
         self.tensors = [ref(tensor) for tensor in tensors]
 
     def is_running(self) -> bool:
-        """Whether the forward has not ended yet: what is packed now is saved by others."""
+        """Whether forward has not ended yet: what is packed now is saved by other operators."""
         context = self.context()
         return context is not None and context.to_save is not None
 
     def take(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is one of them; without gradients the context is gone, and nothing will be packed."""
+        """Whether the tensor is one of them. Without gradients the context is gone, and nothing will be packed."""
         if self.context() is None:
             return False
         for position, reference in enumerate(self.tensors):
@@ -48,7 +48,7 @@ class _Saving:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.saving: list[_Saving] = []  # functions in functions: as deep as they are nested
+        self.saving: list[_Saving] = []  # one per nested function
 
 
 _thread = _Thread()
@@ -65,12 +65,12 @@ def unwatch() -> None:
 
 
 def is_custom(tensor: torch.Tensor) -> bool:
-    """Asked once by each pack hook: whether a custom function saves this tensor just now."""
+    """Whether a custom function is saving this tensor now. Each pack hook must ask exactly once."""
     saving = _thread.saving
     while saving and not saving[-1].is_running():
         if saving[-1].take(tensor):
             return True
-        saving.pop()  # all packed, or hidden from us by hooks of the program
+        saving.pop()  # all packed, or hidden from us by the program's own hooks
     return False
 
 
@@ -87,5 +87,5 @@ def _save_for_backward(self: Any, *tensors: Any) -> None:
 def _is_same(saved: torch.Tensor | None, packed: torch.Tensor) -> bool:
     if saved is None or saved is packed:
         return saved is packed
-    # A result that is an input, as it is, reaches the hook as a view.
+    # An input that is returned unchanged reaches the hook as a view.
     return packed._is_view() and packed._base is (saved._base if saved._is_view() else saved)

@@ -1,6 +1,6 @@
-"""Bytes and seconds as people write and read them.
+"""Parse and format bytes and seconds.
 
-k, M, G, T are powers of 1024, with or without the i: the tools this replaces read "5GB" as 5 GiB.
+k, M, G, T are powers of 1024, with or without the i: the tools that windtunnel replaces read "5GB" as 5 GiB.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_us", "parse_bytes"]
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
-_LARGEST = 1 << 60  # an exabyte: more is a mistake, and would not fit into the columns of a recording
+_LARGEST = 1 << 60  # an exabyte: more is a mistake, and would not fit in the columns of a recording
 _LONGEST = 30  # digits
 
 _FACTORS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
@@ -24,7 +24,7 @@ def parse_bytes(size: int | str, device_bytes: int | None = None) -> int:
     """Read 1024, "5GB", "512MiB", "2g" or, when the device is known, "80%"."""
     if isinstance(size, int) and not isinstance(size, bool):
         if not 0 <= size <= _LARGEST:
-            raise UsageError("a size cannot be negative, or above an exabyte", hint='write it as "5GB"')
+            raise UsageError("a size must be between 0 and an exabyte", hint='write it as "5GB"')
         return size
     text = size.strip() if isinstance(size, str) else f"{size!r:.40}"
     if text.endswith("%"):
@@ -47,14 +47,17 @@ def parse_bytes(size: int | str, device_bytes: int | None = None) -> int:
 def _percent(text: str, device_bytes: int | None) -> int:
     if device_bytes is None:
         raise UsageError(
-            f"{text!r} is a share of the device's memory, which is not known here", hint='write it as "5GB"'
+            f"{text!r} is a percentage of the device's memory, which is unknown here",
+            hint='write it as "5GB"',
         )
     try:
         share = float(text[:-1])
     except ValueError:
         share = -1.0
     if not 0 < share <= 100:
-        raise UsageError(f"cannot read {text!r} as a share of memory", hint='write "80%", between 0 and 100')
+        raise UsageError(
+            f"cannot read {text!r} as a percentage of memory", hint='write "80%", between 0 and 100'
+        )
     return int(device_bytes * share / 100)
 
 

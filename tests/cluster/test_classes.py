@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.talks import digits, explore, mesh_groups
+from tests.cluster.communications import digits, explore, mesh_groups
 from windtunnel.cluster.classes import RankClasses
-from windtunnel.cluster.talk import RankTalk
+from windtunnel.cluster.rank_communication import RankCommunication
 
 
 def assert_recovered(classes, sizes, digest):
@@ -163,8 +163,8 @@ def test_a_rank_that_failed_stands_for_no_rank_that_did_not():
     sizes, classes = (2, 8), RankClasses(16)
     while wanted := classes.wanted():
         for rank in wanted:
-            talk = RankTalk(rank, 16, mesh_groups(rank, sizes), "same")
-            classes.learn(None if rank >= 14 else talk, rank)
+            communication = RankCommunication(rank, 16, mesh_groups(rank, sizes), "same")
+            classes.learn(None if rank >= 14 else communication, rank)
     found = classes.representatives()
     assert {found[rank] for rank in range(14)} == {0}
     assert (found[14], found[15]) == (14, 15)
@@ -172,11 +172,11 @@ def test_a_rank_that_failed_stands_for_no_rank_that_did_not():
 
 def test_a_rank_nobody_asked_for_may_be_told_first():
     classes = RankClasses(64)
-    classes.learn(RankTalk(20, 64, (), "other"), 20)
+    classes.learn(RankCommunication(20, 64, (), "other"), 20)
     assert classes.wanted() == (0,)
     while wanted := classes.wanted():
         for rank in wanted:
-            classes.learn(RankTalk(rank, 64, (), "other" if rank in (20, 21) else "same"), rank)
+            classes.learn(RankCommunication(rank, 64, (), "other" if rank in (20, 21) else "same"), rank)
     found = classes.representatives()
     assert [rank for rank in found if found[rank] == 20] == [20, 21]
 
@@ -270,7 +270,7 @@ def test_the_order_of_learning_does_not_matter(world, chance: random.Random):
         rank = chance.choice(wanted)
         asked.add(rank)
         classes.learn(
-            RankTalk(rank, prod(sizes), mesh_groups(rank, sizes), digest(digits(rank, sizes))), rank
+            RankCommunication(rank, prod(sizes), mesh_groups(rank, sizes), digest(digits(rank, sizes))), rank
         )
     assert classes.representatives() == expected.representatives()
     assert asked == {rank for wanted in rounds for rank in wanted}
@@ -284,8 +284,10 @@ def test_ranks_that_differ_only_in_crumbs_of_memory_are_one_class():
         asked |= set(wanted)
         for rank in wanted:
             peak = 10**9 + 8 * rank
-            talk = RankTalk(rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak)
-            classes.learn(talk, rank)
+            communication = RankCommunication(
+                rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak
+            )
+            classes.learn(communication, rank)
     assert set(classes.representatives().values()) == {0}
     assert len(asked) <= 16
 
@@ -296,6 +298,6 @@ def test_the_same_model_with_more_memory_is_another_class():
         for rank in wanted:
             peak = 10**9 if rank < 32 else 10**9 + 2 * 10**6
             classes.learn(
-                RankTalk(rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak), rank
+                RankCommunication(rank, 64, (), f"pieces {rank}", rough_digest="model", peak_bytes=peak), rank
             )
     assert classes.representatives() == {rank: 0 if rank < 32 else 32 for rank in range(64)}

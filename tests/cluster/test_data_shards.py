@@ -98,9 +98,9 @@ def test_ranks_that_exchange_tokens_have_tokens_of_their_own(tmp_path, name):
 
 def test_what_one_rank_shares_all_ranks_do(tmp_path):
     """The last stage alone gathers logits: its axis is shared by the whole job."""
-    quiet, talking = world(tmp_path, []), world(tmp_path, [call()])
-    programs = {0: quiet[1], 4: talking[1]}
-    shared = {0: shared_groups(*quiet), 4: shared_groups(*talking)}
+    without, with_call = world(tmp_path, []), world(tmp_path, [call()])
+    programs = {0: without[1], 4: with_call[1]}
+    shared = {0: shared_groups(*without), 4: shared_groups(*with_call)}
     assert n_data_shards(programs, shared, 8) == 2
 
 

@@ -1,4 +1,4 @@
-"""Buffers of the communication library: one set for each group a rank talked in on its card."""
+"""Buffers of the communication library: one set for each group in which a rank communicated on its device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = [
 ]
 
 
-def test_groups_nobody_talks_in_take_nothing(tmp_path):
+def test_groups_without_calls_take_nothing(tmp_path):
     assert library_buffers_of(_recording(tmp_path, []), "cuda").n_bytes == 0
 
 
@@ -37,7 +37,7 @@ def test_a_cpu_has_none(tmp_path):
     assert library_buffers_of(_recording(tmp_path, [0]), "cpu").n_bytes == 0
 
 
-def _recording(folder, talked):
-    calls = [Collective(i, 0, group) for i, group in enumerate(talked)]
+def _recording(folder, used_groups):
+    calls = [Collective(i, 0, group) for i, group in enumerate(used_groups)]
     record_events(folder / "r.arrows", [*GROUPS, *calls], signatures=[Signature("c10d.barrier", (), (), "")])
     return read_recording(folder / "r.arrows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.talks import mesh_groups
+from tests.cluster.communications import mesh_groups
 from windtunnel.cluster.mesh import Axis, mesh_of, pattern_of
 
 

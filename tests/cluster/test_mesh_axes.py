@@ -7,9 +7,9 @@ from math import prod
 
 import pytest
 
-from tests.cluster.talks import mesh_groups, record
+from tests.cluster.communications import mesh_groups, record
 from windtunnel.cluster.mesh_axes import MeshAxis, mesh_axes
-from windtunnel.cluster.talk import RankTalk, talk_of
+from windtunnel.cluster.rank_communication import RankCommunication, communication_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Group
 
@@ -135,8 +135,8 @@ def test_groups_no_mesh_explains_leave_one_axis():
 def test_a_rank_knows_what_its_groups_are_called(tmp_path):
     path = tmp_path / "r.arrows"
     record_events(path, [Group(3, (0, 1), name=0), Group(4, (0, 2)), Group(5, (1, 3), name=0)], ["mesh_tp"])
-    talk = talk_of(read_recording(path), 0, 4)
-    assert (talk.groups, talk.group_names) == (((0, 1), (0, 2)), ("mesh_tp", ""))
+    communication = communication_of(read_recording(path), 0, 4)
+    assert (communication.groups, communication.group_names) == (((0, 1), (0, 2)), ("mesh_tp", ""))
     record(path, [], [(0, 1)])
-    assert talk_of(read_recording(path), 0, 2).group_names == ("",)
-    assert replace(RankTalk(0, 2, ((0, 1),), ""), rank=1).group_names == ()
+    assert communication_of(read_recording(path), 0, 2).group_names == ("",)
+    assert replace(RankCommunication(0, 2, ((0, 1),), ""), rank=1).group_names == ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.report.traces import Script, play
+from tests.report.trace.traces import Script, play
 from windtunnel.cluster.stages import stages_around
 
 

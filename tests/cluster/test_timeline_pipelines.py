@@ -7,14 +7,13 @@ v-th of it (Narayanan et al., 2021), and (p - 1)(f + b - w) if weights are left 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.cluster.programs import kernel, program, receive, send, step
+from tests.commands.cli import windtunnel
 from windtunnel.cluster.program import StepProgram
 from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.cluster.timeline import WorldTimeline, replay_world
@@ -121,12 +120,10 @@ def test_a_stage_of_1f1b_stands_still_as_long_as_the_bubble():
 def test_a_schedule_of_torch_as_it_runs(tmp_path):
     """torch's own zero-bubble schedule, recorded: matrix products take a second, everything else nothing."""
     p, v, m = 2, 2, 4
-    command = [
-        sys.executable, "-m", "windtunnel.commands.main", "run", "--device", "a100-80gb", "--world-size", str(p),
-        "--ranks", "all", "--out", str(tmp_path / "out"), str(SCRIPT), "--schedule", "InterleavedZeroBubble",
-        "--micro-batches", str(m), "--chunks", str(v), "--steps", "2", "--clip",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = windtunnel(
+        "run", "--device", "a100-80gb", "--world-size", p, "--ranks", "all", "--out", tmp_path / "out", SCRIPT,
+        "--schedule", "InterleavedZeroBubble", "--micro-batches", m, "--chunks", v, "--steps", 2, "--clip", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     programs = {}
     for rank in range(p):

@@ -55,7 +55,7 @@ def test_calls_of_a_group_meet_in_their_order():
 
 
 def test_groups_do_not_wait_for_each_other():
-    """Rank 0 waits for rank 1 in one group while it talks to rank 2 in the other."""
+    """Rank 0 waits for rank 1 in one group while it communicates with rank 2 in the other."""
     groups = {0: [(0, 1), (0, 2)], 1: [(0, 1)], 2: [(0, 2)]}
     lists = {
         0: [
@@ -158,11 +158,11 @@ def test_two_programs_stand_for_eight_ranks():
         stage = rank // 2 % 2
         groups = [(rank // 2 * 2, rank // 2 * 2 + 1), (rank % 4, rank % 4 + 4), tuple(range(8))]
         other = rank ^ 2
-        talk = [send(other, 2, 1.0)] if stage == 0 else [receive(other, 2, 1.0)]
+        communication = [send(other, 2, 1.0)] if stage == 0 else [receive(other, 2, 1.0)]
         steps = [
             kernel(1.0 + 2 * stage),
             reduce_all(0.5, 0),
-            *talk,
+            *communication,
             reduce_all(2.0, 1),
             reduce_all(0.0, 2),
             step(),

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.talks import (
-    Said,
+from tests.cluster.communications import (
+    CallSpec,
     all_gather,
     all_reduce,
     broadcast,
@@ -23,7 +23,7 @@ from tests.cluster.talks import (
 )
 from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.matching import find_mismatches
-from windtunnel.cluster.talk import RankTalk, talk_of
+from windtunnel.cluster.rank_communication import RankCommunication, communication_of
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Step
 
@@ -38,48 +38,50 @@ def programs(draw):
     return sizes, calls
 
 
-def said_by(rank: int, sizes: tuple[int, ...], calls: list[tuple[int, int, int]]) -> list[Said | Step]:
-    """A correct program: what a rank says depends on its stage, and on whether it is the last along an axis."""
-    said: list[Said | Step] = []
+def calls_of(rank: int, sizes: tuple[int, ...], drawn: list[tuple[int, int, int]]) -> list[CallSpec | Step]:
+    """A correct program: the calls of a rank depend on its stage, and on whether it is the last along an axis."""
+    calls: list[CallSpec | Step] = []
     at, groups = digits(rank, sizes), mesh_groups(rank, sizes)
     stride = prod(sizes[:-1])
-    for i, (what, where, n) in enumerate(calls):
+    for i, (what, where, n) in enumerate(drawn):
         group, line = groups[where], i + 1
         varies = where == len(sizes) or where == 0  # the group crosses stages: all must agree
         size = n if varies else n + at[-1]
         if what == 0:
-            said.append(all_reduce(size, group=where, line=line))
+            calls.append(all_reduce(size, group=where, line=line))
         elif what == 1:
-            said.append(broadcast(size, root=group[n % len(group)], group=where, line=line))
+            calls.append(broadcast(size, root=group[n % len(group)], group=where, line=line))
         elif what == 2:  # the last of the group has an uneven share
             shares = [size] * (len(group) - 1) + [size + 5]
-            said.append(all_gather(shares[group.index(rank)], *shares, group=where, line=line))
+            calls.append(all_gather(shares[group.index(rank)], *shares, group=where, line=line))
         elif what == 3:  # a pipeline: receive, work, send
-            said += [recv(rank - stride, n, line=line)] if at[-1] > 0 else []
-            said += [send(rank + stride, n, line=line)] if at[-1] < sizes[-1] - 1 else []
+            calls += [recv(rank - stride, n, line=line)] if at[-1] > 0 else []
+            calls += [send(rank + stride, n, line=line)] if at[-1] < sizes[-1] - 1 else []
         elif what == 4:  # everyone to rank 0
             others = range(1, prod(sizes))
-            said += [recv(r, n, line=line) for r in others] if rank == 0 else [send(0, n, line=line)]
+            calls += [recv(r, n, line=line) for r in others] if rank == 0 else [send(0, n, line=line)]
         else:  # a ring
             ring = groups[1]
             place = ring.index(rank)
-            said.append(send(ring[(place + 1) % len(ring)], n, group=1, line=line))
-            said.append(recv(ring[place - 1], n, group=1, line=line))
-    return [*said, Step(1)]
+            calls.append(send(ring[(place + 1) % len(ring)], n, group=1, line=line))
+            calls.append(recv(ring[place - 1], n, group=1, line=line))
+    return [*calls, Step(1)]
 
 
-def talk(folder: Path, rank: int, sizes: tuple[int, ...], said: list[Said | Step]) -> RankTalk:
-    record(folder / "r", said, mesh_groups(rank, sizes))
-    return talk_of(read_recording(folder / "r"), rank, prod(sizes))
+def communication(
+    folder: Path, rank: int, sizes: tuple[int, ...], calls: list[CallSpec | Step]
+) -> RankCommunication:
+    record(folder / "r", calls, mesh_groups(rank, sizes))
+    return communication_of(read_recording(folder / "r"), rank, prod(sizes))
 
 
-def simulate(folder: Path, sizes: tuple[int, ...], said) -> tuple[dict[int, RankTalk], RankClasses]:
-    classes, talks = RankClasses(prod(sizes)), {}
+def simulate(folder: Path, sizes: tuple[int, ...], calls) -> tuple[dict[int, RankCommunication], RankClasses]:
+    classes, communications = RankClasses(prod(sizes)), {}
     while wanted := classes.wanted():
         for rank in wanted:
-            talks[rank] = talk(folder, rank, sizes, said(rank))
-            classes.learn(talks[rank], rank)
-    return talks, classes
+            communications[rank] = communication(folder, rank, sizes, calls(rank))
+            classes.learn(communications[rank], rank)
+    return communications, classes
 
 
 @settings(max_examples=25, deadline=None)
@@ -87,10 +89,11 @@ def simulate(folder: Path, sizes: tuple[int, ...], said) -> tuple[dict[int, Rank
 def test_a_correct_program_is_never_reported(program):
     sizes, calls = program
     with tempfile.TemporaryDirectory() as folder:
-        talks, classes = simulate(Path(folder), sizes, lambda rank: said_by(rank, sizes, calls))
-        assert find_mismatches(talks, classes.representatives(), prod(sizes)) == ()
+        communications, classes = simulate(Path(folder), sizes, lambda rank: calls_of(rank, sizes, calls))
+        assert find_mismatches(communications, classes.representatives(), prod(sizes)) == ()
         everyone = {
-            rank: talk(Path(folder), rank, sizes, said_by(rank, sizes, calls)) for rank in range(prod(sizes))
+            rank: communication(Path(folder), rank, sizes, calls_of(rank, sizes, calls))
+            for rank in range(prod(sizes))
         }
     assert find_mismatches(everyone, {rank: rank for rank in everyone}, prod(sizes)) == ()
     stands_for = classes.representatives()
@@ -102,13 +105,15 @@ def test_a_correct_program_is_never_reported(program):
 def test_a_call_of_another_size_is_always_reported(program, data):
     sizes, calls = program
     culprit = data.draw(st.integers(0, prod(sizes) - 1))
-    right = said_by(culprit, sizes, calls)
-    wrong = data.draw(st.sampled_from([i for i, each in enumerate(right) if isinstance(each, Said)]))
+    right = calls_of(culprit, sizes, calls)
+    wrong = data.draw(st.sampled_from([i for i, each in enumerate(right) if isinstance(each, CallSpec)]))
     given_, got = ([n + 1000 for n in sizes] for sizes in (right[wrong].given, right[wrong].got))
     broken = [*right[:wrong], replace(right[wrong], given=tuple(given_), got=tuple(got)), *right[wrong + 1 :]]
     with tempfile.TemporaryDirectory() as folder:
         everyone = {
-            rank: talk(Path(folder), rank, sizes, broken if rank == culprit else said_by(rank, sizes, calls))
+            rank: communication(
+                Path(folder), rank, sizes, broken if rank == culprit else calls_of(rank, sizes, calls)
+            )
             for rank in range(prod(sizes))
         }
     found = find_mismatches(everyone, {rank: rank for rank in everyone}, prod(sizes))

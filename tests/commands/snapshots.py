@@ -6,9 +6,9 @@ import pickle
 
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
 from windtunnel.events.model import Alloc, Free, Op, Phase, Signature, Step
-from windtunnel.memory.allocator import Allocator
-from windtunnel.memory.memory_block_file import write_memory_block
-from windtunnel.memory.snapshot_file import write_snapshot
+from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.files.memory_block import write_memory_block
+from windtunnel.memory.files.snapshot import write_snapshot
 
 MIB = 1 << 20
 

@@ -14,8 +14,8 @@ import pytest
 from tests.commands.cli import windtunnel
 from tests.probe.dumps import Call, write_dump
 from windtunnel.commands.main import main
-from windtunnel.report.page_file import read_page_document
-from windtunnel.report.page_lines import read_column
+from windtunnel.report.page.saved import read_page_document
+from windtunnel.report.page.source_lines import read_column
 
 X = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "msprobe"
@@ -57,7 +57,7 @@ def test_different_dumps_exit_3_and_name_the_place_first(dumps, capsys):
     lines = out.splitlines()
     assert lines[0] == "First divergence: Functional.relu.0.forward.output.0   (step 0, rank 0)"
     assert "B is 1.001 times A." in lines[1]
-    assert "this call computes something else" in lines[2]
+    assert "this call computes a different result" in lines[2]
     assert "At /home/me/train.py:7 in forward: y = f(x)" in out
     assert "9 values compared: 6 equal, 0 within rounding, 3 different." in out
 
@@ -162,7 +162,7 @@ def test_half_a_character_in_a_name_does_not_cost_the_page(tmp_path, capsys):
             "ends in the middle of a value",
         ),
         (lambda path: path.write_text("no json"), "is not valid JSON"),
-        (lambda path: path.unlink(), "holds no dump"),
+        (lambda path: path.unlink(), "contains no dump"),
     ],
 )
 def test_a_damaged_dump_is_one_sentence_and_exit_2(dumps, capsys, change, words):
@@ -221,9 +221,9 @@ def test_empty_dumps_are_not_equal_but_nothing_to_compare(dumps, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     one, two = (write_dump(tmp_path / name / "step0" / "rank0", []).parents[1] for name in ("e1", "e2"))
     for a, b, sentence in (
-        (one, two, f"{one} and {two} hold"),
-        (one, dumps[0], f"{one} holds"),
-        (dumps[0], two, f"{two} holds"),
+        (one, two, f"{one} and {two} have"),
+        (one, dumps[0], f"{one} has"),
+        (dumps[0], two, f"{two} has"),
     ):
         code, out, err = call(capsys, a, b, *form)
         assert code == 2
@@ -241,7 +241,7 @@ def test_dumps_without_an_entry_in_common_are_nothing_to_compare(dumps, tmp_path
     ).parents[1]
     code, _, err = call(capsys, dumps[0], modules)
     assert code == 2
-    assert f"none of the 4 entries of {dumps[0]} is among the 1 of {modules}" in err
+    assert f"none of the 4 entries of {dumps[0]} matches any of the 1 of {modules}" in err
 
 
 @pytest.mark.parametrize(
@@ -256,5 +256,5 @@ def test_dumps_that_share_no_step_or_rank_are_nothing_to_compare(tmp_path, capsy
         write_dump(tmp_path / side / part, [Call("Torch.relu.0.forward", [X], [X])])
     code, _, err = call(capsys, tmp_path / "a", tmp_path / "b")
     assert code == 2
-    assert f"windtunnel: {words}\n  next: name one" in err
+    assert f"windtunnel: {words}\n  next: pass one" in err
     assert call(capsys, tmp_path / "a" / a, tmp_path / "b" / b)[0] == 0  # named, they are meant

@@ -109,17 +109,17 @@ def test_wrong_usage_exits_2(argv, capsys):
 @pytest.mark.parametrize(
     ("argv", "sentence", "hint"),
     [
-        (["rum", "train.py"], "there is no verb 'rum'", "did you mean `windtunnel run`?"),
-        (["train.py"], "there is no verb 'train.py'", "windtunnel run train.py"),
-        (["fly"], "there is no verb 'fly'", "use one of run, remat, replay, compare, recover, view, devices"),
+        (["rum", "train.py"], "unknown command 'rum'", "did you mean `windtunnel run`?"),
+        (["train.py"], "unknown command 'train.py'", "windtunnel run train.py"),
+        (["fly"], "unknown command 'fly'", "use one of run, remat, replay, compare, recover, view, devices"),
         (
             ["run", "--devcie", "h100", "train.py"],
-            "there is no option --devcie",
-            "did you mean --device? all: windtunnel run --help",
+            "unknown option --devcie",
+            "did you mean --device? all options: windtunnel run --help",
         ),
-        (["compare", "--fail_ovr=1", "a", "b"], "there is no option --fail_ovr", "--fail-over"),
-        (["run", "--qqqq", "train.py"], "there is no option --qqqq", "all: windtunnel run --help"),
-        (["run", "--wor", "2", "train.py"], "there is no option --wor", "--world-size or --workspace"),
+        (["compare", "--fail_ovr=1", "a", "b"], "unknown option --fail_ovr", "--fail-over"),
+        (["run", "--qqqq", "train.py"], "unknown option --qqqq", "all options: windtunnel run --help"),
+        (["run", "--wor", "2", "train.py"], "unknown option --wor", "--world-size or --workspace"),
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_nearest(capsys, argv, sentence, hint):

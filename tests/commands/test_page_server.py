@@ -216,8 +216,8 @@ def test_ctrl_c_ends_it_quietly(folder):
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert said == f"shows {folder} to this machine only; Ctrl-C ends it\n"
-    assert (rest, errors) == ("\nthe page is no longer shown\n", "")
+    assert said == f"serving {folder} to this machine only; press Ctrl-C to stop\n"
+    assert (rest, errors) == ("\nstopped\n", "")
 
 
 def test_clients_that_break_off_are_not_spoken_of(folder):

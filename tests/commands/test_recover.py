@@ -15,8 +15,8 @@ import torch
 from tests.probe.dumps import Call, write_dump
 from tests.probe.probing import probe
 from windtunnel.commands.main import main
-from windtunnel.probe import recover
-from windtunnel.probe.journal import JOURNAL_NAME, Journal
+from windtunnel.probe.files import recover
+from windtunnel.probe.files.journal import JOURNAL_NAME, Journal
 
 PROGRAM = Path(__file__).parents[1] / "probe" / "programs" / "training_until_killed.py"
 HEADER = {
@@ -84,8 +84,8 @@ def test_compare_reads_a_killed_training_in_memory_and_writes_nothing(trainings,
     text = " ".join(out.split())
     assert code == 0
     assert text.startswith("Equal: all 64 values agree.")
-    assert text.count("journals of 1 killed steps, and nothing was written: windtunnel recover") == 1
-    assert "B was cut off: its entries end at Tensor.sum.0.forward" in text
+    assert text.count("journals of 1 interrupted steps; `windtunnel recover") == 1
+    assert "B is incomplete: its last entry is Tensor.sum.0.forward" in text
     assert _files(killed) == before
 
 
@@ -97,9 +97,9 @@ def test_recovered_files_have_everything_up_to_the_kill(trainings, killed, capsy
     folder, whole = _step(killed), _step(trainings["whole"])
     lines = out.splitlines()
     assert lines[0].startswith("Recovered: ")
-    assert lines[0].endswith(" entries from 1 journals; the files have 7 now.")
+    assert lines[0].endswith(" entries from 1 journals; the files now have 7.")
     assert lines[1] == f"  {folder / 'dump.json'}: 7 entries, up to Tensor.sum.0.forward"
-    assert lines[-1] == f"next: windtunnel compare {killed} OTHER   (where do the two runs part?)"
+    assert lines[-1] == f"next: windtunnel compare {killed} OTHER   (where do the two runs diverge?)"
     found, wanted = (json.loads((path / "dump.json").read_text()) for path in (folder, whole))
     names = [name for name in wanted["data"] if ".forward" in name]
     assert found["data"] == {name: wanted["data"][name] for name in names}
@@ -160,7 +160,7 @@ def test_a_killed_bench_path_is_read_too(tmp_path, caplog):
         bench_path=str(tmp_path / "bench" / "dump"),
     )
     told = [record.getMessage() for record in caplog.records]
-    assert any("was cut off: 1 of its 1 entries are from its journal" in message for message in told)
+    assert any("is incomplete: 1 of its 1 entries were read from its journal" in message for message in told)
     assert not any("cannot be compared with" in message for message in told)
 
 
@@ -203,11 +203,11 @@ def test_what_a_running_process_writes_is_left_alone(tmp_path, capsys):
     code, out, _ = call(capsys, "recover", tmp_path)
     assert (code, out.splitlines()[0]) == (
         0,
-        f"Left alone: 1 folders that a running process writes to ({folder}).",
+        f"Skipped: 1 folders that a running process is writing to ({folder}).",
     )
     assert [file.name for file in folder.iterdir()] == [JOURNAL_NAME]
     _, out, _ = call(capsys, "compare", tmp_path, tmp_path)
-    assert "Note: A is still being written: what was there so far was compared." in " ".join(out.split())
+    assert "Note: A is still being written: only what it has so far was compared." in " ".join(out.split())
     journal.close()
 
 
@@ -219,8 +219,8 @@ def _refused(capsys, path: Path) -> str:
 
 
 def test_a_folder_that_is_not_there_or_holds_no_dump(tmp_path, capsys):
-    assert f"windtunnel: there is no {tmp_path / 'no'}\n" in _refused(capsys, tmp_path / "no")
-    assert f"{tmp_path} holds no dump" in _refused(capsys, tmp_path)
+    assert f"windtunnel: {tmp_path / 'no'} does not exist\n" in _refused(capsys, tmp_path / "no")
+    assert f"{tmp_path} contains no dump" in _refused(capsys, tmp_path)
 
 
 def test_a_dump_that_was_cut_and_has_no_journal_cannot_be_recovered(killed, capsys):
@@ -229,8 +229,8 @@ def test_a_dump_that_was_cut_and_has_no_journal_cannot_be_recovered(killed, caps
     _cut(folder / "dump.json")
     before = _files(killed)
     assert _refused(capsys, killed) == (
-        f"windtunnel: there is nothing to recover {folder} from: it was cut off, and no journal that can be read is "
-        "beside it\n  next: dump it again\n"
+        f"windtunnel: cannot recover {folder}: it is truncated, and there is no readable journal in the same folder\n"
+        "  next: dump it again\n"
     )
     assert _files(killed) == before
 
@@ -242,7 +242,7 @@ def test_a_folder_that_cannot_be_written(killed, capsys, monkeypatch):
     monkeypatch.setattr(recover, "replace_file", refuse)
     before = _files(killed)
     assert _refused(capsys, killed) == (
-        f"windtunnel: cannot write to {_step(killed)}: Read-only file system; its journal is as it was\n"
+        f"windtunnel: cannot write to {_step(killed)}: Read-only file system; its journal is unchanged\n"
         "  next: make it writable, or recover a copy of the dump\n"
     )
     assert _files(killed) == before

@@ -11,8 +11,8 @@ from tests.commands.cli import windtunnel
 from tests.commands.snapshots import write_recording
 from tests.remat.chains import EXP, N_BYTES, write_chain
 from windtunnel.commands.main import main
-from windtunnel.report.page_file import read_page_document
-from windtunnel.report.web_page import page_bytes, write_page
+from windtunnel.report.page.saved import read_page_document
+from windtunnel.report.page.web_page import page_bytes, write_page
 from windtunnel.timing.cost import CostTable, cost_key
 from windtunnel.units import MIB
 
@@ -164,7 +164,7 @@ def test_a_page_of_someone_else_is_left_as_it_is(here, capsys):
     (folder / "report.html").write_text("<p>my own page</p>")
     assert main(["remat", "--device", CARD, "--out", "run", "run"]) == 0
     assert (folder / "report.html").read_text() == "<p>my own page</p>"
-    assert "note: report.html was left as it is" in " ".join(capsys.readouterr().out.split())
+    assert "note: report.html was not changed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_exit_code_4_when_no_threshold_fits(chain, capsys):
@@ -220,7 +220,7 @@ def test_measured_costs_replace_the_roofline(chain, capsys, here):
     point = document["points"][0]
     assert point["extra_seconds"] == 2.0 * point["rematerialisations"]
     assert document["costs"] == {"path": "costs.json", "n_measured": 1, "n_kinds": 2}
-    assert document["assumptions"][0].startswith("times are measured (costs.json) for 1 of 2 kinds")
+    assert document["assumptions"][0].startswith("operator times are measured (costs.json) for 1 of 2 kinds")
 
 
 def test_a_recording_of_an_ordinary_run_is_refused_with_the_command_to_give(capsys, here):
@@ -233,9 +233,9 @@ def test_a_recording_of_an_ordinary_run_is_refused_with_the_command_to_give(caps
     code, sentence, hint = _refused(capsys, "--device", "2080ti-11gb", "run")
     assert (code, sentence) == (
         2,
-        "this recording is of `windtunnel run`, which does not record what autograd saves",
+        "this recording was made by `windtunnel run`, which does not record what autograd saves",
     )
-    assert hint == f"let the script run again: windtunnel remat --device 2080ti-11gb {script} '--x 1'"
+    assert hint == f"record it again with: windtunnel remat --device 2080ti-11gb {script} '--x 1'"
 
 
 def test_the_device_of_a_recording_is_the_default(chain, capsys, here, monkeypatch):
@@ -250,7 +250,7 @@ def test_the_device_of_a_recording_is_the_default(chain, capsys, here, monkeypat
 def test_a_range_that_ends_above_the_card_is_cut_and_says_so(chain, capsys):
     _, document = _document(capsys, "--device", CARD, "--thresholds", "500MB..532MB:16MB", chain)
     assert [point["threshold_bytes"] // MIB for point in document["points"]] == [500, 516]
-    assert "532MB and above was left out: 2080ti-11gb has 524.0 MiB" in document["notes"]
+    assert "thresholds from 532MB up were skipped: 2080ti-11gb has 524.0 MiB" in document["notes"]
 
 
 def test_a_recording_cut_off_too_early_is_called_that(chain, capsys, here):
@@ -258,7 +258,7 @@ def test_a_recording_cut_off_too_early_is_called_that(chain, capsys, here):
     (here / chain).write_bytes(data[: len(data) // 2])
     code, sentence, _ = _refused(capsys, "--device", CARD, chain)
     assert code == 2
-    assert sentence == "recording.arrows was cut off before its first backward"
+    assert sentence == "recording.arrows ends before its first backward pass"
 
 
 # -- a script -------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_one_rank_of_a_world_is_predicted(here):
     ("text", "code", "sentence"),
     [
         ("raise ValueError('no data')", 3, "ValueError: no data"),
-        ("import torch\ntorch.ones(9, device='cuda').sum()", 2, "train.py never ran backward"),
+        ("import torch\ntorch.ones(9, device='cuda').sum()", 2, "train.py has no backward pass"),
     ],
 )
 def test_a_script_that_fails_or_does_not_train_is_told_in_a_sentence(here, text, code, sentence):
@@ -315,24 +315,24 @@ def test_a_script_that_fails_or_does_not_train_is_told_in_a_sentence(here, text,
 @pytest.mark.parametrize(
     ("argv", "sentence", "hint"),
     [
-        (["nowhere.py"], "there is no script nowhere.py", "check the path"),
+        (["nowhere.py"], "script nowhere.py does not exist", "check the path"),
         (["nowhere.arrows"], "there is no recording at nowhere.arrows", "windtunnel run"),
-        (["empty"], "empty has no recording in it", "windtunnel run"),
+        (["empty"], "empty has no recording", "windtunnel run"),
         (["--rank", "3", "folder"], "folder has no recording of rank 3", "it has ranks 0"),
         (["bad.arrows"], "bad.arrows is not a windtunnel recording", "record it again"),
-        (["inference.arrows"], "inference.arrows never ran backward", "loss.backward()"),
+        (["inference.arrows"], "inference.arrows has no backward pass", "loss.backward()"),
         (["--device", "a1000", "CHAIN"], "there is no device called 'a1000'", "nearest"),
-        (["--device", "cpu", "CHAIN"], "the CPU has no memory of its own", "cpu:mem=16GiB"),
+        (["--device", "cpu", "CHAIN"], "the CPU has no device memory", "cpu:mem=16GiB"),
         (["--thresholds", "9GB..2GB", "CHAIN"], "runs from 9.00 GiB down to 2.00 GiB", "2GB..9GB"),
-        (["--thresholds", "90GB", "--device", CARD, "CHAIN"], "is above the 524.0 MiB of the card", "80%"),
+        (["--thresholds", "90GB", "--device", CARD, "CHAIN"], "is above the 524.0 MiB of the device", "80%"),
         (["--thresholds", "some", "CHAIN"], "cannot read --thresholds 'some'", "2GB..9GB:1GB"),
-        (["--policy", "best", "CHAIN"], "there is no policy 'best'", "dtr, local"),
+        (["--policy", "best", "CHAIN"], "unknown policy 'best'", "dtr, local"),
         (["--minimum-size", "small", "CHAIN"], "cannot read 'small' as a size", "512MiB"),
         (["--allocator", "cud", "CHAIN"], "there is no allocator 'cud'", "cuda"),
         (["--costs", "nowhere.json", "CHAIN"], "cannot read --costs nowhere.json: no such file", "measured"),
         (["--costs", "bad.arrows", "CHAIN"], "--costs bad.arrows: this is not a table", "save_costs"),
-        (["--steps", "2", "CHAIN"], "--steps is for a script, and recording.arrows is a recording", "leave --steps"),
-        (["CHAIN", "--batch", "3"], "a recording takes no arguments, and '--batch' is one", "before"),
+        (["--steps", "2", "CHAIN"], "--steps needs a script, but recording.arrows is a recording", "remove --steps"),
+        (["CHAIN", "--batch", "3"], "a recording takes no arguments, but '--batch' follows it", "before"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(chain, here, capsys, argv, sentence, hint):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.commands.cli import windtunnel
-from windtunnel.report.page_file import read_page_document
+from windtunnel.report.page.saved import read_page_document
 
 pytest.importorskip("scipy")
 
@@ -68,7 +68,14 @@ def test_a_script_is_advised_and_again_from_its_recording(here):
 
     again = windtunnel("remat", "--advise", "--device", CARD, "--json", "out", cwd=here)
     assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["points"] == document["points"]
+    # The script was dry-run once more with the blocks that were recommended; of a recording that is not done.
+    others = json.loads(again.stdout)["points"]
+    for point, other in zip(document["points"], others, strict=True):
+        assert not other["is_confirmed"]
+        if point["is_confirmed"]:
+            assert point["reserved_bytes"] == pytest.approx(other["reserved_bytes"], rel=0.1)
+            other |= {name: point[name] for name in ("is_confirmed", "reserved_bytes", "needs_bytes")}
+    assert others == document["points"]
 
 
 def test_a_card_that_nothing_fits_is_exit_code_4(here):

@@ -22,7 +22,7 @@ from windtunnel.commands import replay
 from windtunnel.commands.main import main
 from windtunnel.events.file import record_events
 from windtunnel.events.model import Alloc, Free
-from windtunnel.memory.what_if import default_choices
+from windtunnel.memory.what_if.search import default_choices
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_on_a_device_the_table_says_who_fits_and_where_the_others_fail(tmp_path,
     assert (rows["cuda"]["fits"], rows["cuda"]["n_retries"]) == (True, 1)
     assert (rows["cuda-expandable"]["fits"], rows["cuda-expandable"]["n_retries"]) == (True, 0)
     assert "garbage_collection_threshold:0.8" in rows
-    assert "spare it the retries" in document["files"][0]["answer"]
+    assert "avoid the retries" in document["files"][0]["answer"]
 
 
 def test_expandable_segments_save_a_run_that_would_fail(tmp_path, capsys):
@@ -102,7 +102,7 @@ def test_out_of_memory_names_the_operator_and_exits_4_when_nothing_fits(tmp_path
     assert code == 4
     assert row["out_of_memory"]["at"] == "step 2, aten.mm in layers.3 (backward)"
     assert row["out_of_memory"]["requested_bytes"] == 80 * MIB
-    assert document["files"][0]["answer"].startswith("No, expandable segments would not have saved it")
+    assert document["files"][0]["answer"].startswith("No, expandable segments would not make it fit")
     assert main(["replay", str(path), "--device", "t4:mem=570MiB"]) == 4
     where = (
         "out of memory at step 2, aten.mm in layers.3 (backward), asking for 80.00 MiB: cuda, cuda-expandable"
@@ -202,7 +202,7 @@ def test_a_rank_that_computes_on_another_device_is_found(tmp_path, capsys):
 
 def test_a_long_replay_reports_its_progress_in_order(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr("windtunnel.memory.what_if._CHUNK", 2)
+    monkeypatch.setattr("windtunnel.memory.what_if.search._CHUNK", 2)
     path = write_recording(tmp_path / "r.arrows")
     tape = replay.open_source(path).tape
     replay.ask_what_if(
@@ -234,7 +234,7 @@ def _cut(path):
 
 BAD = {
     "missing": (lambda path: None, "no such file"),
-    "text": (lambda path: path.write_text("hello\n"), "is none of the files replay reads"),
+    "text": (lambda path: path.write_text("hello\n"), "is not a file that replay can read"),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "empty directory": (lambda path: path.mkdir(), "there is no recording in"),
     "hostile pickle": (_hostile, "which plain values never need"),

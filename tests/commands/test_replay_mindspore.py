@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from tests.commands.snapshots import MIB, write_blocks
-from tests.memory.graph_files import DATA, unpack, write_graph
+from tests.memory.mindspore_graph.graph_files import DATA, unpack, write_graph
 from windtunnel.commands.main import main
 
 ASCEND = "ascend-910b-64gb"
@@ -98,7 +98,7 @@ def test_logs_give_a_row_for_each_rank_and_the_worst(tmp_path, capsys, how):
         (2, 200),
     ]
     assert log["answer"] == "Rank 1 needs most, 37,778 MiB."
-    assert "cannot be replayed through another allocator" in log["notes"][-1]
+    assert "cannot be replayed with another allocator" in log["notes"][-1]
 
 
 @pytest.mark.parametrize(("actual", "code", "answer"), [
@@ -129,9 +129,9 @@ def test_a_killed_rank_leaves_the_answer_open(tmp_path, capsys):
     log = document["files"][0]
     assert (code, log["fits"], log["logs_without_facts"]) == (0, None, [str(tmp_path / "worker_2.log")])
     assert "was killed" in log["notes"][0]
-    assert log["answer"].startswith("What is known fits, but not every rank is known")
+    assert log["answer"].startswith("The known ranks fit, but not every rank is known")
     assert main(["replay", str(tmp_path / "worker_2.log")]) == 0
-    assert "Nothing is known of its memory: run it to the end" in capsys.readouterr().out
+    assert "Its memory is unknown: run it to the end" in capsys.readouterr().out
 
 
 def test_no_allocator_can_be_tried_on_totals(tmp_path, capsys):

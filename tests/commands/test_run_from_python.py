@@ -130,13 +130,13 @@ def test_a_script_can_be_many_ranks(ranks, simulated, capfd):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"level": 4}, "there is no level 4"),
-        ({"level": -1}, "there is no level -1"),
+        ({"level": 4}, "unknown level 4"),
+        ({"level": -1}, "unknown level -1"),
         ({"device": "a1000"}, "there is no device called 'a1000'"),
         ({"allocator": "cud"}, "there is no allocator 'cud'"),
         ({"steps": 0}, "steps is 0"),
         ({"world_size": 0}, "the world size is 0"),
-        ({"world_size": 4, "ranks": "auto"}, "a function is simulated as one rank"),
+        ({"world_size": 4, "ranks": "auto"}, "a function can be simulated as one rank only"),
         ({"world_size": 4, "ranks": "0-3"}, "cannot read ranks '0-3'"),
         ({"world_size": 4, "rank": 4}, "there is no rank 4: world size 4 has ranks 0 to 3"),
     ],
@@ -147,5 +147,5 @@ def test_wrong_options_are_refused_before_anything_runs(options, sentence):
 
 
 def test_a_missing_script_is_refused():
-    with pytest.raises(UsageError, match=r"there is no script nowhere\.py"):
+    with pytest.raises(UsageError, match=r"script nowhere\.py does not exist"):
         windtunnel.dry_run("nowhere.py")

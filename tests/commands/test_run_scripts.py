@@ -15,9 +15,9 @@ from contextlib import suppress
 import pytest
 
 from tests.commands.cli import COMMAND, PATIENCE_S, SCRIPTS, environment, read_json, windtunnel
-from windtunnel.commands.local_executor import whole_lines
 from windtunnel.commands.screen import harmless
 from windtunnel.events.file import read_recording
+from windtunnel.session.local_executor import whole_lines
 
 
 def test_every_ending_is_told_apart_and_no_rank_loses_the_others(tmp_path):
@@ -33,10 +33,10 @@ def test_every_ending_is_told_apart_and_no_rank_loses_the_others(tmp_path):
     expected = [
         ("ok", ""),
         ("ok", ""),
-        ("failed", "the script ended itself with exit code 3"),
-        ("failed", "the script ended itself with exit code 1: no more data"),
-        ("failed", "the script left Python at once with exit code 5 (os._exit)"),
-        ("failed", "the script raised KeyboardInterrupt by itself"),
+        ("failed", "the script exited with code 3"),
+        ("failed", "the script exited with code 1: no more data"),
+        ("failed", "the script called os._exit with exit code 5"),
+        ("failed", "the script itself raised KeyboardInterrupt"),
         ("failed", "the script was killed (SIGKILL)"),
         ("failed", "the script crashed (SIGSEGV) at endings.py:"),
         ("failed", "the script needs the package 'no_such_package', which is not installed"),
@@ -87,7 +87,7 @@ def test_a_script_with_the_habits_of_real_ones(tmp_path):
     assert "really? nobody answers" in lines
     assert "bytes ��?? end" in lines
     assert not any(line.startswith("1/200") for line in lines)
-    assert "Note: the script never took an optimizer step: the memory is of what it did run." in done.stdout
+    assert "Note: the script took no optimizer step: the memory is that of the part it ran." in done.stdout
     log = (tmp_path / "windtunnel-out" / "rank0" / "run.log").read_bytes()
     assert b"bytes \xff\xfe\x00\x07 end\n" in log
     assert b"x" * 50_000 in log
@@ -122,7 +122,7 @@ def test_an_interrupt_keeps_what_ran_and_leaves_nothing_behind(tmp_path):
     assert children
     assert not any(_is_running(pid) for pid in children)
     ranks = read_json(tmp_path / "windtunnel-out")["ranks"]
-    assert [rank["error"] for rank in ranks] == ["interrupted; what ran before is reported"] * 2
+    assert [rank["error"] for rank in ranks] == ["interrupted; the report covers what ran before"] * 2
     assert ranks[0]["steps"] >= 3
     assert ranks[0]["peak_bytes"] >= 16 << 20
     assert "Traceback" not in out + err
@@ -166,7 +166,7 @@ def test_a_folder_with_other_files_is_refused_as_it_is(tmp_path, mine):
     (out / "report.json").write_text("from an earlier run")
     done = windtunnel("run", "--force", "--out", out, "--level", 0, SCRIPTS / "train.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"holds {mine}, which is not of an earlier run" in done.stderr
+    assert f"contains {mine}, which is not from an earlier run" in done.stderr
     assert (out / mine).read_text() == "mine"
     assert (out / "report.json").read_text() == "from an earlier run"
 
@@ -178,7 +178,7 @@ def test_force_removes_what_windtunnel_wrote(tmp_path):
     for ours in (
         "report.json",
         "report.html",
-        ".report.html.k2j4_x9a",  # killed while it was written
+        ".unfinished-report.html-k2j4_x9a",  # killed while it was written
         "trace_view.json",
         "trace.html",
         "rank0/memory_block.csv",

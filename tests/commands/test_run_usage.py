@@ -15,8 +15,8 @@ from windtunnel import frameworks
 from windtunnel.commands.command_line import parser_of, with_known_options
 from windtunnel.commands.main import main
 from windtunnel.commands.run import read_request
-from windtunnel.commands.run_folder import prepare_folder
-from windtunnel.commands.script_check import check_script
+from windtunnel.session.run_folder import prepare_folder
+from windtunnel.session.script_check import check_script
 
 GOOD = "print('ran')\n"
 
@@ -56,14 +56,14 @@ def _refused(capsys, *args):
 @pytest.mark.parametrize(
     ("args", "sentence", "hint"),
     [
-        ("nowhere.py", "there is no script nowhere.py", "check the path"),
-        (".", ". is a folder", "name the script in it"),
+        ("nowhere.py", "script nowhere.py does not exist", "check the path"),
+        (".", ". is a folder", "pass a script in it"),
         ("--device a1000 train.py", "there is no device called 'a1000'", "nearest: a100"),
         ("--device a100:mem=abc train.py", "cannot read 'abc' as a size", '"512MiB"'),
         ("--device a100:colour=red train.py", "cannot read 'colour=red'", "NAME:mem=40GiB"),
         ("--device mine.toml train.py", "cannot read the device file mine.toml", ""),
         ("--level high train.py", "argument --level: invalid int value: 'high'", "windtunnel run --help"),
-        ("--level 7 train.py", "there is no level 7", "use 0 (runs), 1 (memory), 2 (and workspace) or 3 (and time)"),
+        ("--level 7 train.py", "unknown level 7", "use 0 (does it run), 1 (memory), 2 (memory with workspaces) or 3 (time)"),
         ("--steps 0 train.py", "steps is 0", "--steps 3"),
         ("--jobs 0 train.py", "jobs is 0", "--jobs"),
         ("--allocator cud train.py", "there is no allocator 'cud'", "cuda"),
@@ -76,13 +76,13 @@ def _refused(capsys, *args):
         ("--world-size 8 --ranks 5-2 train.py", "cannot read --ranks '5-2'", "0,3,8-15"),
         ("--world-size 8 --ranks , train.py", "cannot read --ranks ','", "0,3,8-15"),
         ("--world-size 12 --nproc-per-node 8 train.py", "world size 12 is not a multiple of", "--nproc"),
-        ("--nnodes 2 train.py", "--nnodes 2 does not say how many cards one machine has", "--nproc-per-node 8"),
-        ("--nnodes 0 --nproc-per-node 8 train.py", "the number of machines is 0", "--nnodes 2"),
-        ("--nnodes 2 --nproc-per-node 8 --world-size 8 train.py", "world size 8 is not 2 machines of 8", "--world-size"),
+        ("--nnodes 2 train.py", "--nnodes 2 needs the number of devices per machine", "--nproc-per-node 8"),
+        ("--nnodes 0 --nproc-per-node 8 train.py", "--nnodes is 0, but a job needs at least 1 machine", "--nnodes 2"),
+        ("--nnodes 2 --nproc-per-node 8 --world-size 8 train.py", "world size 8 is not 2 machines with 8", "--world-size"),
         ("--nnodes 3 --world-size 8 train.py", "world size 8 is not a multiple of the 3 machines", "--nnodes"),
         ("--rank 0 --ranks all train.py", "argument --ranks: not allowed with", "--help"),
-        ("-m no_such_module", "there is no module 'no_such_module'", "python -m"),
-        ("-m json.no_such_part", "there is no module 'json.no_such_part'", "python -m"),
+        ("-m no_such_module", "module 'no_such_module' does not exist", "python -m"),
+        ("-m json.no_such_part", "module 'json.no_such_part' does not exist", "python -m"),
         ("", "the following arguments are required: script", "windtunnel run --help"),
     ],
 )  # fmt: skip
@@ -181,7 +181,7 @@ def test_two_runs_do_not_share_a_folder(here, capsys):
 
 def test_a_lock_of_a_process_that_died_blocks_nobody(here):
     died = (
-        "import os, signal; from pathlib import Path; from windtunnel.commands.run_folder import prepare_folder;"
+        "import os, signal; from pathlib import Path; from windtunnel.session.run_folder import prepare_folder;"
         "prepare_folder(Path('out'), force=False); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", died], check=False).returncode == -signal.SIGKILL
@@ -192,7 +192,7 @@ def test_a_lock_of_a_process_that_died_blocks_nobody(here):
 
 def test_a_folder_is_locked_until_the_process_ends_for_a_caller_that_does_not_release_it(here):
     ends = (
-        "from pathlib import Path; from windtunnel.commands.run_folder import prepare_folder;"
+        "from pathlib import Path; from windtunnel.session.run_folder import prepare_folder;"
         "prepare_folder(Path('out'), force=False); print(Path('out/.windtunnel-lock').exists())"
     )
     done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
@@ -203,7 +203,7 @@ def test_a_folder_is_locked_until_the_process_ends_for_a_caller_that_does_not_re
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("MS_SIMULATION_LEVEL", "4", "there is no level 4"),
+        ("MS_SIMULATION_LEVEL", "4", "unknown level 4"),
         ("RANK_SIZE", "many", "the environment variable RANK_SIZE is 'many', not a number"),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable:True", "unknown allocator option 'expandable'"),
     ],

@@ -16,8 +16,8 @@ from windtunnel.commands import view
 from windtunnel.commands.main import main
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import saved_page
-from windtunnel.report.json_file import write_report
-from windtunnel.report.result import DeviceResult, RankResult, RunResult
+from windtunnel.report.json.run import write_report
+from windtunnel.report.results.run import DeviceResult, RankResult, RunResult
 
 PAGE = b"<!doctype html>\n<html><title>%s</title></html>\n"
 
@@ -78,7 +78,7 @@ def test_who_is_here_by_ssh_is_told_how_to_reach_it(run_directory, shown, capsys
     assert main(["view", str(run_directory)]) == 0
     address, _, tunnel, *_ = capsys.readouterr().out.splitlines()
     port = urlsplit(address).port
-    assert tunnel.startswith(f"from yours: ssh -N -L {port}:127.0.0.1:{port} ")
+    assert tunnel.startswith(f"from your machine: ssh -N -L {port}:127.0.0.1:{port} ")
 
 
 def test_without_a_page_one_is_made_of_the_report(run_directory):
@@ -168,8 +168,8 @@ def test_a_damaged_page_is_refused_in_one_sentence(run_directory, capsys, page):
     (run_directory / "report.html").write_bytes(page)
     assert main(["view", str(run_directory), "--no-open"]) == 2
     said = capsys.readouterr().err
-    assert f"report.html is not a whole page: its {len(page)} bytes" in said
-    assert "next: remove it" in said
+    assert f"report.html is incomplete: its {len(page)} bytes" in said
+    assert "next: delete it" in said
 
 
 # -- two of them -------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_two_are_compared_on_a_page_and_in_words(pair, kind, said, shown, capsys
     out = capsys.readouterr().out
     assert out.startswith("http://127.0.0.1:")
     assert said in out
-    assert f"\nshows {folders[0]} beside {folders[1]} to this machine only" in out
+    assert f"\nserving {folders[0]} and {folders[1]} side by side to this machine only" in out
     assert f'"kind":"{kind}"'.encode() in shown[0][0].replace(b" ", b"")
     assert main(["view", *folders, "--text"]) == 0
     printed = capsys.readouterr().out
@@ -222,18 +222,18 @@ def test_a_run_is_not_compared_with_a_dump(two_runs, two_dumps, capsys):
     for pair in ((two_runs[0], two_dumps[0]), (two_dumps[0], two_runs[0])):
         assert main(["view", *map(str, pair)]) == 2
         said = capsys.readouterr().err
-        assert f"{two_runs[0]} is a run and {two_dumps[0]} is none" in said
+        assert f"{two_runs[0]} is a run and {two_dumps[0]} is not" in said
         assert "  next: " in said
 
 
 def test_two_that_are_nothing_are_refused_in_a_sentence(tmp_path, two_runs, capsys):
     (tmp_path / "empty").mkdir()
     for name, fact in (
-        ("nowhere", f"there is no {tmp_path}/nowhere"),
-        ("empty", f"{tmp_path}/empty holds no dump"),
+        ("nowhere", f"{tmp_path}/nowhere does not exist"),
+        ("empty", f"{tmp_path}/empty contains no dump"),
     ):
         assert main(["view", str(tmp_path / name), str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.startswith(f"windtunnel: {fact}")
     (two_runs[1] / "report.json").write_text("{")
     assert main(["view", *map(str, two_runs)]) == 2
-    assert f"{two_runs[1]}/report.json is not a report" in capsys.readouterr().err
+    assert f"{two_runs[1]}/report.json is not a windtunnel report" in capsys.readouterr().err

@@ -201,7 +201,7 @@ def test_a_writer_that_never_closed_leaves_what_it_flushed(tmp_path):
 
 
 def test_rows_are_flushed_when_there_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording_file, "_FLUSH_EVERY", 10)
+    monkeypatch.setattr(recording_file, "FLUSH_EVERY", 10)
     writer = RecordingWriter(tmp_path / "r.arrows", {})
     for i in range(25):
         writer.rows.append(row_of(Step(i)))

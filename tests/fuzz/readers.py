@@ -20,30 +20,30 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dtr.reference.op_log import op_logs_in, read_op_log
 from tests.commands.snapshots import write_blocks, write_labelled_recording, write_torch_snapshot
 from tests.fuzz import mutations
-from tests.memory.graph_files import HAND_MADE, order_of, write_graph
+from tests.memory.mindspore_graph.graph_files import HAND_MADE, order_of, write_graph
 from tests.probe.dumps import Call, write_dump
-from tests.remat import written_log
 from tests.remat.chains import write_chain
+from tests.remat.reference import written_log
 from tests.report.runs import FILES, FITTING, LARGE, run_of
 from windtunnel.commands.devices import _toml
 from windtunnel.commands.main import main
 from windtunnel.devices import find_device
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.memory.workspace_table import WorkspaceTable
-from windtunnel.probe.api_list import read_api_list
-from windtunnel.probe.config import load_config
-from windtunnel.probe.dump_reader import read_part
-from windtunnel.probe.mapping_file import read_mapping
-from windtunnel.probe.tensor_file import read_tensor, write_npy, write_pt
-from windtunnel.remat.op_log import op_logs_in, read_op_log
-from windtunnel.report.json_file import write_report
-from windtunnel.report.page_file import read_page_document
-from windtunnel.report.web_page import page_bytes, write_page
+from windtunnel.memory.workspace.table import WorkspaceTable
+from windtunnel.probe.compare.mapping_file import read_mapping
+from windtunnel.probe.compare.reader import read_part
+from windtunnel.probe.config.api_list import read_api_list
+from windtunnel.probe.config.record import load_config
+from windtunnel.probe.files.tensor_file import read_tensor, write_npy, write_pt
+from windtunnel.report.json.run import write_report
+from windtunnel.report.page.saved import read_page_document
+from windtunnel.report.page.web_page import page_bytes, write_page
 from windtunnel.timing.cost import CostTable
-from windtunnel.timing.measured import Fingerprint, HostSeconds, Measured, MeasuredCosts
-from windtunnel.timing.network import network_of
+from windtunnel.timing.measured.costs import Fingerprint, HostSeconds, Measured, MeasuredCosts
+from windtunnel.timing.network.links import network_of
 
 __all__ = ["READERS", "Reader"]
 
@@ -82,8 +82,8 @@ def _dumps(folder: Path) -> None:
 
 
 def _read_dump(folder: Path) -> Any:
-    from windtunnel.probe.dump_columns import Vocabulary
-    from windtunnel.probe.dump_tree import find_parts
+    from windtunnel.probe.compare.columns import Vocabulary
+    from windtunnel.probe.compare.tree import find_parts
 
     data = [read_part(part, Vocabulary()) for part in find_parts(folder / "a")]
     return [(each.parents, each.stack_of("Functional.relu.0.forward")) for each in data]

@@ -29,7 +29,7 @@ def main() -> None:
         said, error = io.StringIO(), None
         try:
             with contextlib.redirect_stdout(said):
-                runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+                runpy.run_path(str(next(SCRIPTS.glob(f"*/{name}.py"))), run_name="__main__")
         except BaseException as problem:  # also SystemExit: the next script is to run in any case
             error = "".join(traceback.format_exception(problem)[-3:])
         done = said.getvalue().endswith("DONE\n")

@@ -45,7 +45,7 @@ def test_a_killed_run_changes_nothing_and_the_next_one_sweeps_up(mode):
         process.wait()
         _wait_for_end_of(rank)
         assert fingerprint(at.place) == before
-        code, said = wait(at, start(at, SCRIPTS / "json_dump.py", name="json_dump"))
+        code, said = wait(at, start(at, SCRIPTS / "formats" / "json_dump.py", name="json_dump"))
         assert code == 0, said
         assert leftovers(at) == []
         assert fingerprint(at.place) == before

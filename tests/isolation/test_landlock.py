@@ -152,5 +152,5 @@ def test_the_shadow_lives_with_the_first_version(folders, tmp_path):
 
 def test_other_systems_have_none(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(OSError, match="Landlock is a part of Linux"):
+    with pytest.raises(OSError, match="Landlock exists only on Linux"):
         deny_writes([])

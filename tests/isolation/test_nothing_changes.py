@@ -45,7 +45,7 @@ def _each_alone() -> list:
 
 
 def test_every_script_has_a_case_and_every_case_a_script():
-    assert sorted(case.script for case in CASES) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
+    assert sorted(case.script for case in CASES) == sorted(path.stem for path in SCRIPTS.glob("*/*.py"))
 
 
 @pytest.mark.parametrize("mode", _in_modes(("as_is", "user", "forbidden")))
@@ -63,7 +63,7 @@ def test_a_script_in_a_process_of_its_own_changes_nothing(mode, case):
     with site(mode, case.script) as at:
         before, n_bytes = fingerprint(at.place), sizes(at.place)
         code, said = wait(
-            at, start(at, SCRIPTS / f"{case.script}.py", name=case.script, options=case.options)
+            at, start(at, next(SCRIPTS.glob(f"*/{case.script}.py")), name=case.script, options=case.options)
         )
         changed = _changed(before, fingerprint(at.place))
         is_guarded = protection_expected(mode) == "guard"

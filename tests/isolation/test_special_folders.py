@@ -40,5 +40,7 @@ def test_a_folder_with_other_files_is_no_folder_for_a_report():
         mine.write_text("of an earlier training")
         code, said = wait(at, start(at, PROGRAMS / "removes.py", at.out, name="report_folder"))
         assert mine.read_text() == "of an earlier training", said
-        assert "is not of an earlier run: in this folder a script's writes are real" in " ".join(said.split())
+        assert "is not from an earlier run; files in it are not protected from the script" in " ".join(
+            said.split()
+        )
         assert code == 2

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.memory.rounding_allocator import LateAllocator, RoundingAllocator
+from tests.memory.allocators.rounding_allocator import LateAllocator, RoundingAllocator
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, EmptyCache, Free, Phase, RecordStream, Role
-from windtunnel.memory.allocator import Allocator
+from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.analysis import Moment, analyse_memory, thin_timeline
 from windtunnel.memory.attribution import RoleBytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.memory.rounding_allocator import LateAllocator, RoundingAllocator
+from tests.memory.allocators.rounding_allocator import LateAllocator, RoundingAllocator
 from windtunnel.memory.peak import replay, replay_limited
 from windtunnel.memory.tape import TapeKind, make_tape
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.memory.rounding_allocator import LateAllocator, RoundingAllocator
+from tests.memory.allocators.rounding_allocator import LateAllocator, RoundingAllocator
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
@@ -27,7 +27,7 @@ from windtunnel.events.model import (
     TensorSpec,
 )
 from windtunnel.memory.allocation_labels import number_rows
-from windtunnel.memory.allocator import Allocator
+from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.analysis import analyse_memory
 from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import replay
@@ -162,7 +162,7 @@ def test_beyond_a_number_of_allocations_the_smallest_are_only_counted(training):
     assert len(detail.born) == 9
     assert at_row(detail, detail.peak_row) == by_role(memory)
     assert detail.left_out == (
-        "5 of 14 allocations, the smallest that no peak holds, are only counted, not named",
+        "5 of 14 allocations are counted but not listed: the smallest that are not alive at a peak",
     )
     whole = rank_detail(training, RoundingAllocator)
     for row in range(len(training)):
@@ -176,7 +176,7 @@ def test_too_many_operators_leave_those_of_the_peak_and_the_last(training):
     whole = rank_detail(training, RoundingAllocator)
     assert detail.ops.row.tolist() == whole.ops.row[-3:].tolist()
     assert detail.ops.n_rows.tolist() == whole.ops.n_rows[-3:].tolist()
-    assert "5 of 8 operators are not named" in detail.left_out[1]
+    assert "5 of 8 operators are not listed" in detail.left_out[1]
 
 
 def test_the_rest_of_a_long_run_keeps_its_outline(tmp_path):
@@ -240,7 +240,9 @@ requests = st.lists(
         st.tuples(st.just("free"), st.integers(0, 99), st.none(), st.none()),
         st.tuples(st.just("mark"), st.integers(0, 99), st.sampled_from(list(Role)), st.none()),
         st.tuples(st.just("use"), st.integers(0, 99), st.none(), st.integers(0, 2)),
-        st.tuples(st.sampled_from(["sync", "empty", "step", "talk"]), st.none(), st.none(), st.none()),
+        st.tuples(
+            st.sampled_from(["sync", "empty", "step", "communication"]), st.none(), st.none(), st.none()
+        ),
     ),
     max_size=50,
 )
@@ -264,9 +266,13 @@ def program(steps):
             events.append(Mark(live[number % len(live)], word, number % 3 - 1))
         elif what == "use" and live:
             events.append(RecordStream(live[number % len(live)], stream))
-        elif what in ("sync", "empty", "talk"):
+        elif what in ("sync", "empty", "communication"):
             events.append(
-                {"sync": Sync(), "empty": EmptyCache(), "talk": Collective(10**6 + len(events), 1, 0)}[what]
+                {
+                    "sync": Sync(),
+                    "empty": EmptyCache(),
+                    "communication": Collective(10**6 + len(events), 1, 0),
+                }[what]
             )
         elif what == "step":
             n_steps += 1

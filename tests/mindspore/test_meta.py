@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.capture import mindspore_meta, mindspore_rank
-from windtunnel.capture.mindspore_meta_gradients import GradientRule, rule_of
-from windtunnel.capture.mindspore_meta_tracker import MetaTracker, Operand, Storage, can_be_viewed
-from windtunnel.capture.mindspore_meta_world import World
+from windtunnel.capture.mindspore import rank as mindspore_rank
+from windtunnel.capture.mindspore.meta import rank as mindspore_meta
+from windtunnel.capture.mindspore.meta.gradients import GradientRule, rule_of
+from windtunnel.capture.mindspore.meta.tracker import MetaTracker, Operand, Storage, can_be_viewed
+from windtunnel.capture.mindspore.meta.world import World
+from windtunnel.capture.mindspore.tracker.program import Allocated, Freed, find_tracked
 from windtunnel.capture.task import RankTask
-from windtunnel.capture.tracker_program import Birth, Death, find_tracked
-from windtunnel.commands.rank import simulate_rank
 from windtunnel.devices import find_device
 from windtunnel.errors import NoToolchain
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Collective, Free, Group, Op, Recording, Step
+from windtunnel.session.rank import simulate_rank
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindspore"
 WHY = NoToolchain("no C++ compiler was found", hint="install g++")
@@ -87,7 +88,7 @@ def test_storages_become_blocks_in_the_trackers_own_form(tmp_path):
         (32, 32),
     )
     assert (operator.read, operator.written) == ((1,), (2,))
-    assert [type(entry) for entry in program.in_order()] == [Birth, Birth, tuple, Death]
+    assert [type(entry) for entry in program.in_order()] == [Allocated, Allocated, tuple, Freed]
 
 
 def test_memory_is_asked_for_at_first_touch_and_may_be_given_back_before_the_end():

@@ -36,7 +36,7 @@ from tests.mindspore.seed_programs import (
 )
 from windtunnel.errors import UsageError
 from windtunnel.mindspore import MsprobeInitStep, MsprobeStep, PrecisionDebugger, seed_all
-from windtunnel.probe.mindspore_api_names import api_places
+from windtunnel.probe.mindspore.pynative.api_names import api_places
 
 
 @pytest.fixture(autouse=True)

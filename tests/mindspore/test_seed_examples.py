@@ -294,7 +294,7 @@ def _written_by_mindspore(step: int, pattern: str) -> list[Path]:
 def test_l2_at_o2_is_set_up_for_ascend_and_told(monkeypatch, caplog):
     """Whole graphs are CANN's: what MindSpore reads there is written, and one sentence says so."""
     monkeypatch.delenv("MINDSPORE_DUMP_CONFIG", raising=False)
-    monkeypatch.setattr("windtunnel.probe.mindspore_graph_kernels.jit_level", lambda: "O2")
+    monkeypatch.setattr("windtunnel.probe.mindspore.graph.kernels.jit_level", lambda: "O2")
     ms.set_context(mode=ms.GRAPH_MODE)
     debugger = PrecisionDebugger(config_path=config(level="L2", step=[0, "2-3"], tensor={"list": ["MatMul"]}))
     debugger.start()
@@ -309,7 +309,7 @@ def test_l2_at_o2_is_set_up_for_ascend_and_told(monkeypatch, caplog):
         ["MatMul"],
         "tensor",
     )
-    assert f"set up in {written}; at jit level O2 only an Ascend device writes it" in caplog.text
+    assert f"configured in {written}; at jit level O2 only an Ascend device writes it" in caplog.text
     debugger.close()
     assert "MINDSPORE_DUMP_CONFIG" not in os.environ
 

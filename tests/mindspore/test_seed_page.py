@@ -36,4 +36,4 @@ def test_every_named_test_and_file_is_there():
 def test_the_counts_are_those_of_the_rows():
     before, _, after = PAGE.partition("## What needs Ascend")
     run, needs = (len(re.findall(r"^\| (?!the guide)[^-]", part, re.MULTILINE)) for part in (before, after))
-    assert f"{run} run as a test. {needs} need an Ascend card" in PAGE
+    assert f"{run} run as a test. {needs} need an Ascend device" in PAGE

@@ -1,6 +1,6 @@
 """A MindSpore transformer, run here, beside what its PyTorch twin left: equal if it is equal, and where it is not.
 
-The reverse, PyTorch run here beside what MindSpore left, is in tests/probe/test_cross_framework_twins.py.
+The reverse, PyTorch run here beside what MindSpore left, is in tests/probe/compare/test_cross_framework_twins.py.
 """
 
 from __future__ import annotations
@@ -58,4 +58,4 @@ def test_a_compiled_block_is_compared_with_an_eager_one(tmp_path):
     assert findings.first.item == PLANTS["eps"][1]
     assert findings.first.area == "graph"
     assert share >= MODULES
-    assert "graph and pynative of B were put together" in findings.notes
+    assert "graph and pynative of B were merged" in findings.notes

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.probe.statistics import array_statistics, statistics_json
-from windtunnel.probe.tensor_file import write_pt
+from windtunnel.probe.files.tensor_file import write_pt
+from windtunnel.probe.measure.statistics import array_statistics, statistics_json
 
 __all__ = ["Call", "tensor", "write_dump"]
 

@@ -26,7 +26,7 @@ from windtunnel.events.model import (
     Step,
     Unsave,
 )
-from windtunnel.remat import program as p
+from windtunnel.remat.simulated import program as p
 
 
 class Seconds:

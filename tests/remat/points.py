@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from windtunnel.remat.curve import Point
-from windtunnel.remat.outcome import Outcome, OutOfMemory, StepOutcome
+from windtunnel.remat.simulated.curve import Point
+from windtunnel.remat.simulated.outcome import Outcome, OutOfMemory, StepOutcome
 from windtunnel.remat.statistics import Statistics
 from windtunnel.units import GIB, MIB
 

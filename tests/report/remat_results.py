@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.remat.points import point
 from windtunnel.devices import find_device
-from windtunnel.remat.curve import Curve, Point
-from windtunnel.report.remat_result import CostSource, RematResult
+from windtunnel.remat.simulated.curve import Curve, Point
+from windtunnel.report.results.remat import CostSource, RematResult
 from windtunnel.units import GIB, MIB
 
 OFF = point(None, 1.0, 18, fits=False)

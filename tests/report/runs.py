@@ -9,7 +9,7 @@ import numpy as np
 from windtunnel.isolation.changes import FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
-from windtunnel.report.result import DeviceResult, RankResult, RunResult, UnknownValue
+from windtunnel.report.results.run import DeviceResult, RankResult, RunResult, UnknownValue
 from windtunnel.units import GIB
 
 A100 = DeviceResult("a100-80gb", 80 * GIB)

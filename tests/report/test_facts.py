@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.report.runs import A100, ASCEND
 from windtunnel.report.facts import five_facts
-from windtunnel.report.result import RankResult
+from windtunnel.report.results.run import RankResult
 from windtunnel.units import MIB
 
 RANK = RankResult(

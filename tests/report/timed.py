@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.report.runs import FITTING, run_of
 from windtunnel.cluster.step_time import RankTime
-from windtunnel.report.time_result import RankTimeResult, TimeResult
+from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.timing.step_profile import OperatorTime, StepProfile
 
 __all__ = ["FAST", "PROFILE", "SLOW", "TIME", "timed_rank", "timed_run"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Event, Frame, Recording, Signature
-from windtunnel.timing.op_cost import HostCosts, OpCost
+from windtunnel.timing.operators.op_cost import HostCosts, OpCost
 
 __all__ = ["FixedCosts", "recording_of"]
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.nccl_points import errors
+from benchmarks.published.nccl_points import errors
 from windtunnel.devices import find_device, known_devices
 from windtunnel.errors import UsageError
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.collectives import collective_bytes, collective_seconds
-from windtunnel.timing.network import Network, host_network, network_of
-from windtunnel.timing.network_library import Library, Protocol, SwitchSum
+from windtunnel.timing.network.collectives import collective_bytes, collective_seconds
+from windtunnel.timing.network.library import Library, Protocol, SwitchSum
+from windtunnel.timing.network.links import Network, host_network, network_of
 
 # One protocol that adds nothing: bandwidths and latencies are those of the wires.
 PLAIN = (Protocol("plain"),)
@@ -169,7 +169,7 @@ def test_an_unknown_kind_is_priced_as_a_message_and_said():
     time = collective_seconds("c10d.all_shuffle", 80 * MB, range(8), _network())
     assert time.seconds * 1e6 == pytest.approx(1 + 800)
     assert (
-        time.note == "all_shuffle is not a collective that has a model: taken as 80000000 bytes to one peer"
+        time.note == "there is no time model of all_shuffle: it is timed as 80000000 bytes sent to one peer"
     )
 
 

@@ -9,7 +9,7 @@ from windtunnel.devices import find_device
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Signature
 from windtunnel.timing.cost import CostTable, cost_key, op_seconds, seconds_of
-from windtunnel.timing.roofline import Roofline
+from windtunnel.timing.roofline.model import Roofline
 
 A100 = find_device("a100-80gb")
 

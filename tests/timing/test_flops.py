@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tests.capture.simulated import run_plainly
+from tests.capture.pytorch.simulated import run_plainly
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.flops import attention_of, flops_of
+from windtunnel.timing.operators.flops import attention_of, flops_of
 
 
 def _spec(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> TensorSpec:

@@ -12,12 +12,12 @@ from windtunnel.caches import cache_folder
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free, Mark, Op, Phase, Role, Signature, Step
-from windtunnel.timing import measured_here
-from windtunnel.timing.measured import Fingerprint, HostSeconds, Measured, MeasuredCosts
-from windtunnel.timing.measured_here import cache_path, fingerprint_of, measure_here
-from windtunnel.timing.measured_scalars import MORE, TENSOR, Word, read_scalars
-from windtunnel.timing.measured_steps import ActKind, Request, request_of, steady_rows
-from windtunnel.timing.op_cost import Basis
+from windtunnel.timing.measured import here as measured_here
+from windtunnel.timing.measured.costs import Fingerprint, HostSeconds, Measured, MeasuredCosts
+from windtunnel.timing.measured.here import cache_path, fingerprint_of, measure_here
+from windtunnel.timing.measured.scalars import MORE, TENSOR, Word, read_scalars
+from windtunnel.timing.measured.steps import ActKind, Request, request_of, steady_rows
+from windtunnel.timing.operators.op_cost import Basis
 
 RUN, MAKE, DROP, DROP_ALL = (int(kind) for kind in ActKind)
 HERE = Fingerprint("cpu", "A CPU @ 2.0 GHz", 8, 4, "2.13.0")
@@ -46,10 +46,10 @@ def test_a_measured_operator_costs_what_was_measured():
 
 
 def test_an_operator_that_could_not_be_run_is_bounded_by_its_bytes():
-    costs = MeasuredCosts(HERE, {STRANGE: Measured(reason="it is no operator of this torch")}, HOST)
+    costs = MeasuredCosts(HERE, {STRANGE: Measured(reason="it is not an operator of this torch")}, HOST)
     found = costs.cost(STRANGE)
     assert (found.seconds, found.basis) == (2000 / 1e9, Basis.BYTES)
-    assert costs.unmeasured() == {"mine.strange.default": (1, "it is no operator of this torch")}
+    assert costs.unmeasured() == {"mine.strange.default": (1, "it is not an operator of this torch")}
     assert (
         costs.description == "measured on this machine: A CPU @ 2.0 GHz, 4 threads, torch 2.13.0, 0 operators"
     )
@@ -236,7 +236,7 @@ def test_a_second_run_measures_nothing_and_a_damaged_file_is_written_anew(tmp_pa
     file.write_text(file.read_text()[:100])
     anew = measure_here([recording], cache=tmp_path / "cache")
     assert "is not a file of measured operators" in anew.notes[0]
-    assert anew.notes[0].endswith("it is ignored and written anew")
+    assert anew.notes[0].endswith("it is ignored and will be rewritten")
     assert len(asked) == 2
     assert MeasuredCosts.load(file).entries == costs.entries
 
@@ -251,7 +251,7 @@ def test_what_other_programs_disturbed_is_used_said_and_not_kept(tmp_path, monke
     recording = recording_of(tmp_path / "r", [Step(1), *STEP, Step(2)])
     costs = measure_here([recording], cache=tmp_path)
     assert (costs.cost(MM).seconds, costs.cost(RELU_).seconds) == (1e-3, 2e-3)
-    assert "this machine was busy: other programs took the processor during 40% of the" in costs.notes[0]
+    assert "this machine was busy: other programs used the processor during 40% of the" in costs.notes[0]
     assert list(MeasuredCosts.load(cache_path(tmp_path, costs.fingerprint)).entries) == [RELU_]
 
 

@@ -11,12 +11,12 @@ from tests.timing.fixed_costs import recording_of
 from tests.timing.signatures import spec
 from windtunnel.devices import find_device
 from windtunnel.events.model import Alloc, Op, Phase, Role, Signature, TensorSpec
-from windtunnel.timing.flops import attention_of, flops_of
-from windtunnel.timing.op_classes import OpClass, class_of, is_known
-from windtunnel.timing.op_cost import Basis
-from windtunnel.timing.roofline import roofline_of
-from windtunnel.timing.roofline_bytes import bytes_moved
-from windtunnel.timing.roofline_matmul import Product, products_of
+from windtunnel.timing.operators.classes import OpClass, class_of, is_known
+from windtunnel.timing.operators.flops import attention_of, flops_of
+from windtunnel.timing.operators.op_cost import Basis
+from windtunnel.timing.roofline.matmul import Product, products_of
+from windtunnel.timing.roofline.model import roofline_of
+from windtunnel.timing.roofline.moved_bytes import bytes_moved
 from windtunnel.timing.row_costs import row_costs
 from windtunnel.timing.step_profile import tokens_of
 

@@ -8,8 +8,8 @@ import pytest
 
 from windtunnel.devices import find_device, known_devices
 from windtunnel.errors import UsageError
-from windtunnel.timing.network import check_network, host_network, network_of
-from windtunnel.timing.network_library import library_of, link_of
+from windtunnel.timing.network.library import library_of, link_of
+from windtunnel.timing.network.links import check_network, host_network, network_of
 
 A100 = find_device("a100-80gb")
 
@@ -141,7 +141,7 @@ def test_missing_figures_are_named_with_the_way_to_give_them(tmp_path):
     with pytest.raises(UsageError) as refusal:
         check_network(network, 16)
     assert refusal.value.message == (
-        "device mine has no link_gbs, nic_gbs, nics, so 16 ranks with 8 to a node cannot be timed"
+        "device mine has no link_gbs, nic_gbs, nics, so 16 ranks with 8 per node cannot be timed"
     )
     assert "--network latency=5us,bandwidth=400Gb/s" in refusal.value.hint
 

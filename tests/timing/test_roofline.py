@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from tests.timing.signatures import spec
 from windtunnel.devices import find_device, known_devices
 from windtunnel.events.model import Signature
-from windtunnel.timing.op_classes import OpClass, class_of
-from windtunnel.timing.op_cost import Basis
-from windtunnel.timing.roofline import Roofline, roofline_of
-from windtunnel.timing.roofline_calibration import (
+from windtunnel.timing.operators.classes import OpClass, class_of
+from windtunnel.timing.operators.op_cost import Basis
+from windtunnel.timing.roofline.calibration import (
     Calibration,
     calibration_of,
     generation_of,
     known_generations,
 )
-from windtunnel.timing.roofline_matmul import Product, Rates, product_seconds
+from windtunnel.timing.roofline.matmul import Product, Rates, product_seconds
+from windtunnel.timing.roofline.model import Roofline, roofline_of
 
 PLAIN = Calibration(
     matmul_share=0.5, tile_loss=1.0, tile_us=0.0, kernel_us=3.0, convolution_share=0.5, attention_share=0.5,
@@ -294,7 +294,7 @@ def test_the_generation_follows_family_and_capability():
 def test_the_description_says_whose_runs_it_was_calibrated_on():
     for device, generation in (("a100-80gb", "ampere"), ("2080ti-11gb", "ampere"), ("b200-180gb", "hopper")):
         assert (
-            f"{device}, calibrated on published runs of {generation} cards"
+            f"{device}, calibrated on published runs of {generation} devices"
             in roofline_of(find_device(device)).description
         )
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.timing.signatures import spec
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.roofline_bytes import bytes_moved, bytes_of, is_strided
+from windtunnel.timing.roofline.moved_bytes import bytes_moved, bytes_of, is_strided
 
 K = 1 << 10
 

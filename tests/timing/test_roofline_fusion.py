@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.timing.signatures import spec
 from windtunnel.events.model import COLUMNS, Frame, Kind, Phase, Recording, Signature
-from windtunnel.timing.roofline_fusion import fused_kernels
+from windtunnel.timing.roofline.fusion import fused_kernels
 
 K = 1 << 10
 WIDE = spec(K)

@@ -18,7 +18,7 @@ from windtunnel.events.model import (
     Step,
     Sync,
 )
-from windtunnel.timing.op_cost import Basis, HostCosts, OpCost
+from windtunnel.timing.operators.op_cost import Basis, HostCosts, OpCost
 from windtunnel.timing.row_costs import operator_rows, row_costs
 
 X = spec(1024, dtype="float32")

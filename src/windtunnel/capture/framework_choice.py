@@ -1,9 +1,9 @@
-"""Which framework a script trains with: read from its imports, without running it.
+"""Find out which framework a script uses from its imports, without running it.
 
-    train.py ──> imports, and those of modules beside it ──> "torch" or "mindspore"
+    train.py ──> its imports, and those of the modules beside it ──> "torch" or "mindspore"
 
-The script decides if it imports one of them itself; otherwise the local modules it imports do, nearest first. A script
-that names neither is taken for torch's, as most are.
+The script's own imports decide; otherwise those of the local modules it imports, nearest first. A script that imports
+neither is assumed to use torch, as most do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from windtunnel.foreign_files import read_at_most
 __all__ = ["FRAMEWORKS", "framework_of"]
 
 FRAMEWORKS = ("torch", "mindspore")
-_MOST_BYTES = 1 << 24  # of a source file: longer ones are not looked into
-# Packages built on one of them. Less sure than the framework itself: some scripts take only a tokenizer from them.
+_MOST_BYTES = 1 << 24  # of a source file: larger ones are skipped
+# Packages built on a framework. Less certain than the framework itself: some scripts only use their tokenizers.
 _BELONGS_TO = {
     "torchvision": "torch", "torchtitan": "torch", "transformers": "torch", "accelerate": "torch",
     "megatron": "torch", "deepspeed": "torch", "lightning": "torch", "torch_npu": "torch",

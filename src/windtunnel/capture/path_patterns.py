@@ -1,4 +1,4 @@
-"""Module paths written the way reports fold them: `model.layers.0-27`, `stages.0,2.blocks.*`.
+"""Match module paths written as in reports: `model.layers.0-27`, `stages.0,2.blocks.*`.
 
 pattern ──> PathPatterns ──> match(path)
 """
@@ -13,7 +13,7 @@ from windtunnel.errors import UsageError
 __all__ = ["PathPatterns", "split_patterns"]
 
 _PART = re.compile(r"[A-Za-z_]\w*|\*|\d+(-\d+)?(,\d+(-\d+)?)*")
-_AT_A_COMMA = re.compile(r",(?=\s*[A-Za-z_*])")  # not that between two numbers
+_AT_A_COMMA = re.compile(r",(?=\s*[A-Za-z_*])")  # not a comma between two numbers
 
 
 class PathPatterns:
@@ -31,13 +31,13 @@ class PathPatterns:
 
 
 def split_patterns(text: str) -> tuple[str, ...]:
-    """`layers.0-3,head` -> ("layers.0-3", "head"); refuses what is no pattern."""
+    """`layers.0-3,head` -> ("layers.0-3", "head"); raises for anything that is not a pattern."""
     patterns = tuple(pattern.strip() for pattern in _AT_A_COMMA.split(text))
     for pattern in patterns:
         wrong = next((part for part in pattern.split(".") if not _PART.fullmatch(part)), None)
         if wrong is not None:
             raise UsageError(
-                f"{pattern!r} is not a module path: {wrong!r} is no name, number or range",
+                f"{pattern!r} is not a module path: {wrong!r} is not a name, number or range",
                 hint="write it as the report does, such as model.layers.0-27 or model.layers.*",
             )
     return patterns

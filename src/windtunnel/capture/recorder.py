@@ -1,9 +1,8 @@
-"""Where the program is and what it just did: the state every simulated interface writes to.
+"""Record what the program does, and where in the program it happens.
 
     kernels, patches, hooks ──> Recorder ──> RecordingWriter.rows
 
-One recorder per simulated rank. Hot paths append rows to `rows` themselves; everything here is plain state so
-that they can.
+There is one recorder per simulated rank. Its state (phase, module, stream) labels every row.
 """
 
 from __future__ import annotations
@@ -11,24 +10,26 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 
-from windtunnel.events.file import RecordingWriter
+from windtunnel.events.file import FLUSH_EVERY, RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
 __all__ = ["EndlessLoop", "Recorder", "UnknownValue"]
 
 _ROOT_OF_FRAMEWORKS = ("torch", "windtunnel")
 _MOST_READS = (
-    100_000  # of unknown values by one line in one step; the environment variable below says otherwise
+    100_000  # of unknown values by one line in one step; the environment variable below overrides it
 )
 _MOST_READS_VARIABLE = "WINDTUNNEL_MOST_READS"
-_MANY_READS = 100  # enough to suspect a loop when somebody interrupts it
+_MANY_READS = 100  # enough to suspect an endless loop when the user interrupts the program
+_OP, _ALLOC, _FREE, _CALL, _RETURN = map(int, (Kind.OP, Kind.ALLOC, Kind.FREE, Kind.CALL, Kind.RETURN))
 
 
 class EndlessLoop(BaseException):
-    """A loop waits for a value that never comes; not an Exception, so that scripts' own handlers let it through."""
+    """A loop waits for a value that never comes. Not an Exception, so that scripts' own handlers let it pass."""
 
 
 @dataclass
@@ -39,7 +40,7 @@ class UnknownValue:
     what: str
     value: object
     count: int = 0
-    step: int = 0  # in which it was read last, and how often in that step
+    step: int = 0  # in which it was last read
     count_in_step: int = 0
 
 
@@ -50,50 +51,125 @@ class Recorder:
     writer: RecordingWriter
     script: str = ""
     is_tracking_stacks: bool = False
-    is_host: bool = False  # the simulated device is the CPU: whoever asks computes
+    is_host: bool = False  # the simulated device is the CPU: reading a value waits for no device
     phase: int = int(Phase.BUILD)
     module: int = NO_NAME
     stream: int = 0
     n_ops: int = 0
     n_storages: int = 0
     n_steps: int = 0
-    is_collecting: int = 0  # 1 while Python's cycle collector runs: what it frees, it frees at no fixed time
+    is_collecting: int = (
+        0  # 1 while Python's cycle collector runs: when it frees something is not deterministic
+    )
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
     last_unknown: UnknownValue | None = None
     most_reads: int = field(default_factory=lambda: _most_reads())
-    notices: dict[str, int] = field(default_factory=dict)  # one sentence -> how often
+    notices: dict[str, int] = field(default_factory=dict)  # a sentence for the user -> how often it applied
     on_step: Callable[[int], None] | None = None
     futures: dict[int, tuple[int, ...]] = field(
         default_factory=dict
-    )  # collectives C++ will wait for: storages
+    )  # collectives that C++ code will wait for -> the storages they write
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.rows = self.writer.rows
         self._frame_cache: dict[tuple[int, int], int] = {}
         self._is_ours: dict[str, bool] = {}
+        self._codes: list[CodeType] = []
 
     # -- rows ---------------------------------------------------------------------------------------------
+    # One method per kind of row; columns that are not arguments come from the state above.
+
+    def write_op(
+        self, id: int, signature: int, device: int, inputs: Sequence[int], outputs: Sequence[int] = ()
+    ) -> None:
+        self.rows.append(
+            (_OP, id, signature, -1, 0, self.module, self.phase, self.stream, device, self.frame_here(), inputs, outputs)
+        )  # fmt: skip
+        if len(self.rows) >= FLUSH_EVERY:  # a program may run for ever without a module or a step
+            self.writer.flush_if_due()
+
+    def write_new_op(self, signature: int, device: int, inputs: Sequence[int]) -> None:
+        """The row of an operator that allocates nothing; it takes the next number."""
+        id = self.n_ops
+        self.n_ops = id + 1
+        self.write_op(id, signature, device, inputs)
+
+    def write_alloc(self, storage: int, n_bytes: int, op: int, role: int, device: int) -> None:
+        self.rows.append(
+            (_ALLOC, storage, n_bytes, op, role, self.module, self.phase, self.stream, device, self.frame_here(), (), ())
+        )  # fmt: skip
+
+    def write_free(self, storage: int, device: int) -> None:
+        self.rows.append(
+            (_FREE, storage, -1, -1, self.is_collecting, self.module, self.phase, self.stream, device, NO_NAME, (), ())
+        )  # fmt: skip
+
+    def write_call(self, id: int, signature: int, flags: int, inputs: Sequence[int]) -> None:
+        self.rows.append(
+            (_CALL, id, signature, flags, 0, self.module, self.phase, self.stream, 0, NO_NAME, inputs, ())
+        )
+
+    def write_return(self, call: int, written: Sequence[int], outputs: Sequence[int]) -> None:
+        self.rows.append(
+            (_RETURN, call, -1, -1, 0, self.module, self.phase, self.stream, 0, NO_NAME, written, outputs)
+        )
+
+    def write_module(self, kind: Kind, path: int, is_recomputation: bool) -> None:
+        """Entry into a module, or exit from it."""
+        extra = 1 if is_recomputation else -1
+        self.rows.append((kind, path, -1, extra, 0, path, self.phase, 0, 0, NO_NAME, (), ()))
+
+    def write_group(self, id: int, name: int, device: int, ranks: Sequence[int]) -> None:
+        frame = self.frame_here()
+        self.rows.append((Kind.GROUP, id, name, -1, 0, NO_NAME, self.phase, 0, device, frame, ranks, ()))
+
+    def write_collective(
+        self,
+        id: int,
+        signature: int,
+        group: int,
+        is_async: bool,
+        device: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        self.rows.append(
+            (Kind.COLLECTIVE, id, signature, group, int(is_async), self.module, self.phase, self.stream, device,
+             self.frame_here(), inputs, outputs)
+        )  # fmt: skip
+
+    def write_saved(self, kind: Kind, handle: int, storage: int, extra: int, device: int) -> None:
+        """Autograd saved a tensor, asked for it or dropped it."""
+        self.rows.append(
+            (kind, handle, storage, extra, self.is_collecting, self.module, self.phase, self.stream, device, NO_NAME, (), ())
+        )  # fmt: skip
 
     def mark(self, storage: int, role: Role, name: int = NO_NAME) -> None:
         self.rows.append((Kind.MARK, storage, name, -1, role, NO_NAME, self.phase, 0, 0, NO_NAME, (), ()))
 
     def plain_row(
-        self, kind: Kind, subject: int = -1, value: int = -1, stream: int = 0, device: int = 0
+        self,
+        kind: Kind,
+        subject: int = -1,
+        value: int = -1,
+        stream: int = 0,
+        device: int = 0,
+        *,
+        extra: int = -1,
     ) -> None:
+        """A row of any other kind."""
         self.rows.append(
-            (kind, subject, value, -1, 0, self.module, self.phase, stream, device, NO_NAME, (), ())
+            (kind, subject, value, extra, 0, self.module, self.phase, stream, device, NO_NAME, (), ())
         )
 
     def read_value(self, device: int) -> None:
         """The host waits for the device, to read what it computed."""
         if device >= 0 and not self.is_host:
-            self.rows.append(
-                (Kind.SYNC, -1, -1, 1, 0, self.module, self.phase, self.stream, device, NO_NAME, (), ())
-            )
+            self.plain_row(Kind.SYNC, stream=self.stream, device=device, extra=1)
 
     def wait_for_futures(self, storage: int | None = None) -> None:
-        """Somebody in C++ waited unseen: now that backward ends, or that what a collective wrote is read."""
+        """Record waits that happened in C++: when backward ends, or when what a collective wrote is read."""
         if storage is None or any(storage in written for written in self.futures.values()):
             for collective in self.futures:
                 self.plain_row(Kind.WAIT, collective, stream=self.stream)
@@ -106,10 +182,10 @@ class Recorder:
         if self.on_step is not None:
             self.on_step(self.n_steps)
 
-    # -- what cannot be known -----------------------------------------------------------------------------
+    # -- unknown values -----------------------------------------------------------------------------------
 
-    def invent(self, what: str, value: object) -> UnknownValue:
-        """Note that the program read a value that does not exist, at the line of its own code."""
+    def note_unknown(self, what: str, value: object) -> UnknownValue:
+        """Note that the program read a value that does not exist, and on which line."""
         where = self.user_line()
         key = (where, what)
         if key not in self.unknown_values:
@@ -122,41 +198,41 @@ class Recorder:
         self.last_unknown = unknown
         if unknown.count_in_step >= self.most_reads:
             raise EndlessLoop(
-                f"{where} read a value that a simulated device cannot know {unknown.count_in_step:,} times with no optimizer"
-                " step between: a loop that waits for it never ends here; set the value with windtunnel.mock, or"
-                f" {_MOST_READS_VARIABLE} to a larger number if the script means to read it so often"
+                f"{where} read a value that a simulated device cannot know {unknown.count_in_step:,} times without an"
+                " optimizer step in between: a loop that waits for this value never ends; set the value with"
+                f" windtunnel.mock, or set {_MOST_READS_VARIABLE} to a larger number if the script needs so many reads"
             )
         return unknown
 
     def notice_loop(self) -> None:
-        """Somebody lost patience: was the program in a loop that waits for what it cannot know?"""
+        """The user interrupted the program: add a notice if it was probably waiting for an unknown value."""
         unknown = self.last_unknown
         if unknown is None or unknown.step != self.n_steps or unknown.count_in_step < _MANY_READS:
             return
         self.notice(
-            f"{unknown.where} had read a value that a simulated device cannot know {unknown.count_in_step:,} times since the"
-            f" last optimizer step, each time as {unknown.value!r}: a loop that waits for another value never ends here;"
-            " windtunnel.mock can set it"
+            f"{unknown.where} had read a value that a simulated device cannot know {unknown.count_in_step:,} times since"
+            f" the last optimizer step, each time as {unknown.value!r}: a loop that waits for another value never ends;"
+            " set it with windtunnel.mock"
         )
 
     def notice(self, sentence: str) -> None:
-        """Something the user should know about this run; said once, counted."""
+        """Tell the user something about this run; each sentence is reported once, with a count."""
         self.notices[sentence] = self.notices.get(sentence, 0) + 1
 
     # -- where in the user's source -----------------------------------------------------------------------
 
     def user_line(self) -> str:
         """`train.py:41`: the innermost line of code that is neither torch's nor ours."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if not self._is_framework(frame.f_code.co_filename):
                 return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return "(no Python line)"
 
     def frame_here(self) -> int:
-        """Intern the innermost line outside torch and windtunnel (or the whole stack, when asked for)."""
-        frame = sys._getframe(1)
+        """Intern the innermost line outside torch and windtunnel (or the whole stack, if requested)."""
+        frame: FrameType | None = sys._getframe(1)
         if self.is_tracking_stacks:
             return self._stack(frame)
         while frame is not None:
@@ -167,27 +243,25 @@ class Recorder:
                 known = self._intern_frame(frame, key)
             if known >= 0:
                 return known
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return NO_NAME
 
-    def _intern_frame(self, frame: object, key: tuple[int, int]) -> int:
-        code = frame.f_code  # type: ignore[attr-defined]
+    def _intern_frame(self, frame: FrameType, key: tuple[int, int]) -> int:
+        code = frame.f_code
         if self._is_framework(code.co_filename):
             known = NO_NAME
         else:
-            known = self.writer.frame(code.co_filename, frame.f_lineno, code.co_name)  # type: ignore[attr-defined]
+            known = self.writer.frame(code.co_filename, frame.f_lineno, code.co_name)
         self._frame_cache[key] = known
-        # the code object must outlive its id
-        self._codes = getattr(self, "_codes", [])
-        self._codes.append(code)
+        self._codes.append(code)  # the code object must outlive its id
         return known
 
-    def _stack(self, frame: object) -> int:
-        frames = []
+    def _stack(self, frame: FrameType | None) -> int:
+        frames: list[FrameType] = []
         while frame is not None:
-            if not self._is_framework(frame.f_code.co_filename):  # type: ignore[attr-defined]
+            if not self._is_framework(frame.f_code.co_filename):
                 frames.append(frame)
-            frame = frame.f_back  # type: ignore[attr-defined]
+            frame = frame.f_back
         parent = NO_NAME
         for each in reversed(frames):
             parent = self.writer.frame(each.f_code.co_filename, each.f_lineno, each.f_code.co_name, parent)
@@ -214,7 +288,7 @@ def _most_reads() -> int:
 
 
 def _short(filename: str) -> str:
-    """A path as a person would write it: inside a package from the package, else the file name."""
+    """A short form of a path: from the package on for installed packages, otherwise the file name."""
     text = filename.replace("\\", "/")
     if "/site-packages/" in text:
         return text.split("/site-packages/", 1)[1]

@@ -1,8 +1,9 @@
-"""The arguments of a script, as a list that knows whether anybody looked at them.
+"""A script's arguments, as a list that records whether the script read them.
 
     [script, *arguments] ──> sys.argv ──> was_read
 
-An option meant for windtunnel that stands after the script is the script's; one that reads no arguments would swallow it.
+An option after the script's name belongs to the script. If the script reads no arguments, an option that was meant for
+windtunnel would be ignored silently.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["ScriptArguments"]
 
 
 class ScriptArguments(list):
-    """sys.argv. The name of the script is not an argument: many libraries look at that."""
+    """sys.argv. Reading the script's name does not count: many libraries do that."""
 
     was_read = False
 
@@ -56,4 +57,4 @@ class ScriptArguments(list):
         return super().pop(index)
 
     def __reduce__(self) -> Any:
-        return list, (list(self),)  # a process that is handed them need not know of us
+        return list, (list(self),)  # a process that receives them does not need this class

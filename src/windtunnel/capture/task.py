@@ -1,4 +1,4 @@
-"""What one simulated rank has to do: a value that crosses process and machine borders as JSON."""
+"""The task of one simulated rank, sent between processes and machines as JSON."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class RankTask:
     max_steps: int | None
     is_tracking_stacks: bool
     folder: str
-    is_recording_saves: bool = False  # what autograd saves and loads, for `windtunnel remat`
+    is_recording_saves: bool = False  # record what autograd saves and loads, for `windtunnel remat`
     framework: str = "torch"  # or "mindspore"
-    checkpointed: tuple[str, ...] = ()  # what if: paths of modules to run under activation checkpointing
-    batch_factor: float = 1.0  # what if: batches of loaders this many times as large
+    checkpointed: tuple[str, ...] = ()  # what-if: paths of modules to run under activation checkpointing
+    batch_factor: float = 1.0  # what-if: scales the batch size of every DataLoader
 
     @property
     def recording_path(self) -> Path:

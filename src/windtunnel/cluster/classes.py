@@ -1,20 +1,20 @@
 """Find the ranks that do the same work, simulating as few of them as possible.
 
-    RankTalk of rank 0 ──> mesh axes ──> positions to look at ──> RankTalk of each ──> every rank's representative
+    RankCommunication of rank 0 ──> mesh axes ──> positions to simulate ──> classes ──> representative of every rank
 
-The outermost axis is sorted into classes first, then the next one once in each class, and so on inwards: what is
-uneven only on the last stage is found there. Along an axis, two positions that do the same with one between them
-that does it too are taken for a run of equals; where positions differ, the boundary is searched by halving. The
-line through rank 0 is the model for all others along the same axis: where its runs begin and end they look first,
-and a run of the model whose ends are equal on another line is a run there too. At the ends of a run the last rank
-within is looked at as well as the first: it is where an uneven rest is, of whatever is divided over several axes.
-The cost does not depend on how long an axis is, but for the halving.
+The outermost axis is sorted into classes first, then the next one once in each class, and so on inwards, so an
+irregularity that only the last stage has is found there. Along an axis, two equal positions with an equal one between
+them are taken for a run of equals; where positions differ, the boundary is found by bisection. The line through rank 0
+is the model for all other lines along the same axis: they are simulated first where its runs begin and end, and a run
+of the model whose ends are equal on another line is a run there too. At both ends of a run the last rank inside is
+simulated as well as the first, because an uneven remainder of anything divided over several axes is there. Apart from
+the bisection, the cost does not depend on the length of an axis.
 
-Ranks do the same if they allocate, free and call the same, in the same order. With a flat sharded optimizer no two
-ranks do: its pieces of equal size are cut at other tensors on each. So once several ranks have turned out to differ
-although their model and calls are the same and their peaks are within a millionth, such ranks count as equal.
+Ranks do the same work if they allocate, free and call the same in the same order. With a flat sharded optimizer no two
+ranks do, because each rank's equal share is cut at other tensors. So ranks count as equal once several of them differ
+although their model and calls are the same and their peaks are within a millionth.
 
-What to look at next is computed anew from what is known, so the order in which ranks are learned does not matter.
+The next ranks to simulate are computed from scratch from what is known, so the order of results does not matter.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from itertools import pairwise
 import numpy as np
 
 from windtunnel.cluster.mesh import Mesh, mesh_of
-from windtunnel.cluster.talk import RankTalk
+from windtunnel.cluster.rank_communication import RankCommunication
 
 __all__ = ["RankClasses"]
 
 _FAILED = "failed"  # no digest looks like this
-_MOST_RUNS = 8  # of a model worth following
-_CRUMBS = 1e-6  # of the peak, and 1 KiB: what a sharded optimizer's pieces differ by from rank to rank
-_MANY_PIECES = 3  # classes that differ only in crumbs: fewer may be an uneven rest, worth its own class
-_SMALL_WORLD = 8  # ranks, one machine's: every one is looked at, since a mistake may be in any
+_MOST_RUNS = 8  # of a model line that is worth following
+_TOLERANCE = 1e-6  # of the peak, and 1 KiB: sharded optimizer state differs by this much from rank to rank
+_MANY_CLASSES = 3  # that differ within the tolerance: fewer may be an uneven remainder, worth its own class
+_SMALL_WORLD = 8  # ranks of one machine: all of them are simulated, since any of them may have a mistake
 
 
 class RankClasses:
-    """Which ranks to simulate, and which of them stands for each rank of the world."""
+    """Which ranks to simulate, and which of them represents each rank of the world."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._talks: dict[int, RankTalk | None] = {}
+        self._communications: dict[int, RankCommunication | None] = {}
 
     def wanted(self) -> tuple[int, ...]:
-        """Ranks to simulate next, all at once if you can; none when every class is known."""
-        if 0 not in self._talks:
+        """Ranks to simulate next, in parallel if possible; empty once every class is known."""
+        if 0 not in self._communications:
             return (0,)
         if self._world_size <= _SMALL_WORLD:
-            return tuple(rank for rank in range(self._world_size) if rank not in self._talks)
+            return tuple(rank for rank in range(self._world_size) if rank not in self._communications)
         survey = _Survey(self._classes(), self._mesh())
         survey.block(0, len(survey.mesh.axes))
         return tuple(sorted(survey.missing))
 
     @property
     def n_overlooked(self) -> int:
-        """Positions in the mesh that a group singles out and that were not looked at for it: there were too many."""
+        """Number of positions that a group singles out but that were not simulated, because there were too many."""
         return self._mesh().n_overlooked
 
-    def learn(self, talk: RankTalk | None, rank: int) -> None:
-        """Take in a simulated rank, asked for or not. None: it failed, and is in no class with one that did not."""
-        self._talks[rank] = talk
+    def learn(self, communication: RankCommunication | None, rank: int) -> None:
+        """Add the result of a simulated rank, requested or not. None: it failed, and is in a class of failed ranks."""
+        self._communications[rank] = communication
 
     def representatives(self) -> dict[int, int]:
-        """Every rank of the world, and the simulated rank that stands for it: the lowest of its class.
+        """Map every rank of the world to the simulated rank that represents it: the lowest of its class.
 
-        A rank that failed stands for itself, and for those that would do the same. Before every class is known
+        A rank that failed represents itself, and the ranks that would do the same. Until every class is known
         this is the best guess.
         """
-        if 0 not in self._talks:
-            raise ValueError("rank 0 has not been simulated, so nothing is known of the other ranks")
+        if 0 not in self._communications:
+            raise ValueError("rank 0 has not been simulated, so nothing is known about the other ranks")
         classes = self._classes()
         survey = _Survey(classes, self._mesh())
         digests, _ = survey.block(0, len(survey.mesh.axes))
@@ -81,34 +81,41 @@ class RankClasses:
         return found
 
     def _mesh(self) -> Mesh:
-        known = (talk for _, talk in sorted(self._talks.items()) if talk is not None)
+        known = (
+            communication
+            for _, communication in sorted(self._communications.items())
+            if communication is not None
+        )
         first = next(known, None)
         return mesh_of(first.groups if first is not None else (), self._world_size)
 
     def _classes(self) -> dict[int, str]:
-        """The class of every simulated rank: its digest, or that of the first rank that differs only in crumbs."""
-        exact = {rank: _FAILED if talk is None else talk.digest for rank, talk in self._talks.items()}
-        kin: dict[str, list[RankTalk]] = {}
+        """The class of every simulated rank: its digest, or that of the first rank within the tolerance."""
+        exact = {
+            rank: _FAILED if communication is None else communication.digest
+            for rank, communication in self._communications.items()
+        }
+        known_by_rough: dict[str, list[RankCommunication]] = {}
         rough = dict(exact)
-        for rank, talk in sorted(self._talks.items()):
-            if talk is None or not talk.rough_digest:
+        for rank, communication in sorted(self._communications.items()):
+            if communication is None or not communication.rough_digest:
                 continue
-            known = kin.setdefault(talk.rough_digest, [])
-            like = next((k for k in known if _differ_in_crumbs(talk, k)), None)
+            known = known_by_rough.setdefault(communication.rough_digest, [])
+            like = next((k for k in known if _differ_within_tolerance(communication, k)), None)
             if like is None:
-                known.append(talk)
+                known.append(communication)
             else:
                 rough[rank] = like.digest
-        n_pieces = len(set(exact.values())) - len(set(rough.values()))
-        return rough if n_pieces >= _MANY_PIECES else exact
+        n_merged = len(set(exact.values())) - len(set(rough.values()))
+        return rough if n_merged >= _MANY_CLASSES else exact
 
 
-def _differ_in_crumbs(talk: RankTalk, other: RankTalk) -> bool:
-    return abs(talk.peak_bytes - other.peak_bytes) <= max(_CRUMBS * other.peak_bytes, 1 << 10)
+def _differ_within_tolerance(communication: RankCommunication, other: RankCommunication) -> bool:
+    return abs(communication.peak_bytes - other.peak_bytes) <= max(_TOLERANCE * other.peak_bytes, 1 << 10)
 
 
 class _Survey:
-    """One look at what is known: the class of every rank, and the ranks still missing to be sure of it."""
+    """The class of every rank as far as it is known, and the ranks still to be simulated to be sure."""
 
     def __init__(self, digests: dict[int, str], mesh: Mesh) -> None:
         self.mesh = mesh
@@ -122,9 +129,9 @@ class _Survey:
         return np.array([lowest[name] for name in self._names], np.int64)[numbers].tolist()
 
     def block(self, first: int, n_axes: int) -> tuple[np.ndarray, bool]:
-        """Numbers of the digests of the ranks that begin at `first` and fill the innermost `n_axes` axes.
+        """Return the digest numbers of the ranks from `first` on that fill the innermost `n_axes` axes.
 
-        Also whether they are known; if not they are a guess.
+        Also return whether they are known; if not, they are a guess.
         """
         if n_axes == 0:
             return np.array([self._number[self._digests[first]]]), True
@@ -145,7 +152,7 @@ class _Survey:
             if line.is_sure(position):
                 inner[name], is_sure = self.block(first + position * axis.stride, n_axes - 1)
                 is_known = is_known and is_sure
-            else:  # the example may still change, and looking into this one be in vain
+            else:  # the example may still change, so simulating inside this one could be wasted
                 inner[name] = np.full(axis.stride, self._number[name])
         if is_known and n_axes > 1:
             return self._with_ends(line, classes, inner, n_axes)
@@ -154,7 +161,7 @@ class _Survey:
     def _with_ends(
         self, line: _AxisLine, classes: list[str], inner: dict[str, np.ndarray], n_axes: int
     ) -> tuple[np.ndarray, bool]:
-        """Look at the last rank within the first and the last position of every run, too."""
+        """Also check the last rank inside the first and the last position of every run."""
         axis = self.mesh.axes[n_axes - 1]
         ends = _AxisLine(line.first + axis.stride - 1, axis.stride, axis.size, self._digests)
         expected = {name: self._names[numbers[-1]] for name, numbers in inner.items()}
@@ -185,7 +192,7 @@ class _AxisLine:
         self._known = {(r - first) // stride: digests[r] for r in digests if r in ranks}
 
     def explore(self, anchors: tuple[int, ...], model: _AxisLine | None = None) -> None:
-        """Note what is missing to know the class of every position."""
+        """Collect the ranks that are missing to know the class of every position."""
         last = self._size - 1
         spine = {0, last, *anchors}
         # Without a model the middle is needed whatever the ends turn out to be.
@@ -196,13 +203,16 @@ class _AxisLine:
         spine |= {position for run in runs for position in run}
         if not self._have(spine):
             return
-        is_as_model = bool(runs) and all(self._stranger(low, high) is None for low, high in runs)
+        is_as_model = bool(runs) and all(self._different(low, high) is None for low, high in runs)
         if not is_as_model and not self.has_equal_ends:
-            spine |= {min(1, last), max(last - 1, 0)}  # the first logs, the last gets the uneven rest
+            spine |= {
+                min(1, last),
+                max(last - 1, 0),
+            }  # the first rank logs, the last gets the uneven remainder
             if not self._have(spine):
                 return
         for low, high in pairwise(sorted(spine)):
-            if not (is_as_model and self._stranger(low, high) is None):
+            if not (is_as_model and self._different(low, high) is None):
                 self._search(low, high)
 
     @property
@@ -216,7 +226,7 @@ class _AxisLine:
         return [(low, high - 1) for low, high in pairwise([*starts, self._size])]
 
     def run(self, low: int, high: int, expected: str) -> list[str]:
-        """The digests from `low` to `high`; they are taken to be as expected if both ends are."""
+        """The digests from `low` to `high`; assumed to be as expected if both ends are."""
         if not self._have({low, high}):
             return [expected] * (high + 1 - low)
         if {self._known[p] for p in self._known if low <= p <= high} == {expected}:
@@ -228,18 +238,18 @@ class _AxisLine:
         return self._filled(low, high)
 
     def classes(self) -> list[str]:
-        """The digest of every position; one that is not known is taken to be as the known one before it."""
+        """The digest of every position; an unknown one is assumed to equal the known one before it."""
         return self._filled(0, self._size - 1)
 
     def example(self, name: str, classes: list[str]) -> int:
-        """The position at which a class is looked into: an end if it can be, for the ends are known first."""
+        """The position whose inner ranks are simulated for a class: an end if possible, since ends are known first."""
         for position in (0, self._size - 1):
             if classes[position] == name:
                 return position
         return classes.index(name)
 
     def is_sure(self, position: int) -> bool:
-        """Whether this will be the example of its class whatever else is learned."""
+        """Whether this stays the example of its class whatever else becomes known."""
         if position == 0:
             return True
         return self._size - 1 in self._known if position == self._size - 1 else not self.missing
@@ -251,15 +261,15 @@ class _AxisLine:
         if not self._have({middle}):
             return
         if self._known[low] == self._known[middle] == self._known[high]:
-            # Ranks nobody asked for may be known: one that differs proves that this is no run of equals.
-            stranger = self._stranger(low, high)
-            if stranger is None:
+            # A rank that was not requested may be known: one that differs proves that this is no run of equals.
+            different = self._different(low, high)
+            if different is None:
                 return
-            middle = stranger
+            middle = different
         self._search(low, middle)
         self._search(middle, high)
 
-    def _stranger(self, low: int, high: int) -> int | None:
+    def _different(self, low: int, high: int) -> int | None:
         """A known position, after `low` and not after `high`, that differs from `low`."""
         here = self._known[low]
         return next((p for p in sorted(self._known) if low < p <= high and self._known[p] != here), None)

@@ -1,6 +1,6 @@
-"""Into how many parts a job cuts its data: how many sets of ranks read samples of their own.
+"""How many data shards a job has: the number of sets of ranks that read samples of their own.
 
-    collectives of activations, sends ──> axes along which ranks share their samples ──> world size / their sizes
+    collectives of activations, sends ──> axes along which ranks share samples ──> world size / sizes of those axes
 
 Ranks that exchange activations (tensor parallel, pipeline stages) work on the same samples; ranks that exchange only
 weights and gradients do not. Exchanging tokens (all-to-all, context parallel) does not make samples shared either.
@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from windtunnel.cluster.axes import axis_label
 from windtunnel.cluster.mesh import mesh_of, pattern_of
+from windtunnel.cluster.mesh_axes import axis_label
 from windtunnel.cluster.program import StepProgram
 from windtunnel.events.model import Kind, Phase, Recording, Role
 
@@ -22,16 +22,16 @@ __all__ = ["n_data_shards", "shared_groups"]
 
 _OF_ACTIVATIONS = ("c10d.all_reduce", "c10d.all_gather", "c10d.reduce_scatter")
 _OF_THE_MODEL = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER, Role.COMMUNICATION)
-_FEW_ELEMENTS = 4096  # a loss, a norm, a flag: said to everybody, shared by nobody
+_FEW_ELEMENTS = 4096  # smaller tensors are a loss, a norm or a flag, which do not make samples shared
 _OWN_TOKENS = ("cp", "ep")
 
 
 def shared_groups(recording: Recording, program: StepProgram) -> frozenset[tuple[int, ...]]:
-    """The groups in which a rank exchanged activations while it went forward."""
+    """Return the groups in which a rank exchanged activations in its forward pass."""
     columns = recording.columns
     kind, role = columns["kind"], columns["role"]
     marked = ((kind == Kind.MARK) | (kind == Kind.ALLOC)) & np.isin(role, [int(r) for r in _OF_THE_MODEL])
-    # What is older than the first forward is no activation: libraries keep shards of weights nobody marked.
+    # Storages older than the first forward are no activations: libraries keep shards of weights without marking them.
     marked |= (kind == Kind.ALLOC) & (columns["phase"] == Phase.BUILD)
     of_model = set(np.unique(columns["subject"][marked]).tolist())
     offsets, storages = recording.inputs
@@ -60,7 +60,7 @@ def shared_groups(recording: Recording, program: StepProgram) -> frozenset[tuple
 def n_data_shards(
     programs: Mapping[int, StepProgram], shared: Mapping[int, frozenset[tuple[int, ...]]], world_size: int
 ) -> int:
-    """Parts of the data, given what each program's rank shares."""
+    """Return the number of data shards, given the groups in which the rank of each program shares activations."""
     mesh = mesh_of(programs[min(programs)].groups, world_size)
     axes: set[int] = set()
     for rank, program in programs.items():

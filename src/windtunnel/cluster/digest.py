@@ -1,10 +1,10 @@
-"""One number for all the work of a rank: equal numbers, equal work.
+"""A digest of all the work of a rank: equal digests mean equal work.
 
-    columns of a recording ──> what the allocator and the network see, renumbered ──> digest
+    columns of a recording ──> memory and communication events, renumbered ──> digest
 
-Left out is what differs between ranks that do the same work: names of modules, lines of source, arguments such as
-the first row of a shard, which of the devices of its node a rank has, and who is the root of a collective. Left
-out is also what neither takes memory nor talks: a rank that prints its loss is no class of its own.
+It leaves out what differs between ranks that do the same work: module names, source lines, arguments such as the
+first row of a shard, the device index of the rank on its node, and the root of a collective. It also leaves out events
+that neither take memory nor communicate: a rank that prints its loss is not a class of its own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _OF_STORAGE = (Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.MARK)
 
 _SMALL = 1e-4  # of the peak
 
-_WITH_PARTNER = ("c10d.send", "c10d.recv")
+_WITH_PEER = ("c10d.send", "c10d.recv")
 
 
 def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough: bool = False) -> str:
-    """The digest of a recording; `group_sizes` gives the number of members by group id.
+    """Return the digest of a recording; `group_sizes` gives the number of members by group id.
 
-    A rough one knows only the larger storages of modules and of backward. Outside them a sharded optimizer cuts its
-    buffer at other tensors on every rank, as many bytes in other pieces; and the small ones follow the data, such as
-    the tokens of a batch that fall into this rank's part of the vocabulary.
+    A rough digest covers only the larger storages of modules and of backward. Elsewhere a sharded optimizer cuts its
+    buffer at other tensors on every rank, so the same bytes come in other pieces; and small storages depend on the
+    data, such as the tokens of a batch that fall into this rank's part of the vocabulary.
     """
     columns = recording.columns
     kind, subject, device = columns["kind"], columns["subject"], columns["device"]
@@ -42,8 +42,8 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough:
         device = np.where(is_model & ~is_small, device, -1)
     storage = _numbers_of_storages(kind, subject, device)
     call = _numbers_of_calls(kind, subject)
-    # A row of FREE or MARK does not always know its device; the row that allocated does.
-    # When Python's cycle collector runs depends on all a rank's objects, not on its work: its frees say nothing.
+    # A FREE or MARK row does not always have a device; the ALLOC row does. Frees by Python's cycle collector are
+    # ignored: when it runs depends on all objects of a rank, not on its work.
     of_storage = np.isin(kind, _OF_STORAGE) & (storage >= 0) & ~((kind == Kind.FREE) & (columns["role"] != 0))
     of_call = (kind == Kind.COLLECTIVE) | ((kind == Kind.WAIT) & (call >= 0))
     makes = (kind == Kind.OP) & (device >= 0) & (np.diff(recording.outputs[0]) > 0)
@@ -56,7 +56,7 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough:
 
     kind = kind[rows]
     is_alloc, is_call = kind == Kind.ALLOC, kind == Kind.COLLECTIVE
-    # A call's row does not tell the host from the first device; its storages do, where they were allocated.
+    # The row of a call does not distinguish the host from the first device; the ALLOC rows of its storages do.
     has_device = is_alloc | (kind == Kind.OP) | (kind == Kind.RECORD_STREAM)
     value = np.where(is_alloc, columns["value"][rows], 0)
     with_signature = np.flatnonzero(is_call | (kind == Kind.OP))
@@ -71,21 +71,21 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough:
         _in_order_of_use(np.where(has_device | is_call, columns["stream"][rows], 0), default=0),
         _in_order_of_use(np.where(has_device, device[rows], -1), default=-1),
         _groups(columns["extra"][rows[is_call]], group_sizes),
-        _partners(recording, columns["value"][rows[is_call]]),
+        _peers(recording, columns["value"][rows[is_call]]),
     ):
-        hashed.update(np.ascontiguousarray(column))
+        hashed.update(np.ascontiguousarray(column).data)
     return hashed.hexdigest()
 
 
 def peak_bytes_of(recording: Recording) -> int:
-    """The most bytes this rank had alive on its devices, as the program asked for them."""
+    """Return the peak of live bytes on the rank's devices, counted as the program requested them."""
     columns = recording.columns
     is_alloc = (columns["kind"] == Kind.ALLOC) & (columns["device"] >= 0)
-    born, n_bytes = columns["subject"][is_alloc], columns["value"][is_alloc]
-    if not len(born):
+    allocated, n_bytes = columns["subject"][is_alloc], columns["value"][is_alloc]
+    if not len(allocated):
         return 0
     sizes = np.zeros(int(columns["subject"].max()) + 1, np.int64)
-    sizes[born] = n_bytes
+    sizes[allocated] = n_bytes
     change = np.where(is_alloc, columns["value"], 0)
     frees = np.flatnonzero(columns["kind"] == Kind.FREE)
     change[frees] = -sizes[columns["subject"][frees]]
@@ -94,12 +94,14 @@ def peak_bytes_of(recording: Recording) -> int:
 
 def _numbers_of_storages(kind: np.ndarray, subject: np.ndarray, device: np.ndarray) -> np.ndarray:
     """For each row about a storage its number, by order of first allocation on a device; -1: none or host."""
-    born = subject[(kind == Kind.ALLOC) & (device >= 0) & (subject >= 0)]
+    allocated = subject[(kind == Kind.ALLOC) & (device >= 0) & (subject >= 0)]
     rows = np.flatnonzero(np.isin(kind, _OF_STORAGE) & (subject >= 0))
     numbers = np.full(len(kind), -1, np.int64)
-    if len(born):
+    if len(allocated):
         table = np.full(int(subject[rows].max()) + 1, -1, np.int64)
-        table[born[::-1]] = np.arange(len(born))[::-1]  # of several writes the last stays: the first birth
+        table[allocated[::-1]] = np.arange(len(allocated))[
+            ::-1
+        ]  # of several writes the last one stays: the first allocation
         numbers[rows] = table[subject[rows]]
     return numbers
 
@@ -127,21 +129,21 @@ def _in_order_of_use(column: np.ndarray, default: int) -> np.ndarray:
 
 
 def _groups(ids: np.ndarray, group_sizes: Mapping[int, int]) -> np.ndarray:
-    """Which of the rank's groups each call is in, by order of use, and how many members it has."""
+    """The group of each call, numbered in order of use, and its number of members."""
     sizes = np.array([group_sizes.get(id, 0) for id in ids.tolist()], np.int64)
     return np.stack([_in_order_of_use(ids, default=-1), sizes])
 
 
-def _partners(recording: Recording, signatures: np.ndarray) -> np.ndarray:
-    """With which of the rank's partners each send and receive is, by order of use: who it is does not matter."""
-    texts = [s.scalars if s.name in _WITH_PARTNER else "" for s in recording.signatures]
+def _peers(recording: Recording, signatures: np.ndarray) -> np.ndarray:
+    """The peer of each send and receive, numbered in order of use: which rank it is does not matter."""
+    texts = [s.scalars if s.name in _WITH_PEER else "" for s in recording.signatures]
     words = [next((w for w in text.split() if w.startswith("peer=")), "") for text in texts]
     numbers = {word: i for i, word in enumerate(dict.fromkeys(["", *words]))}
     return _in_order_of_use(np.array([numbers[w] for w in words], np.int64)[signatures], default=0)
 
 
 def _signatures(recording: Recording) -> np.ndarray:
-    """What of each signature is work, as a number."""
+    """A number for each signature that covers only what is work."""
     numbers = [blake2b(_work_of(signature).encode(), digest_size=8) for signature in recording.signatures]
     return np.array([int.from_bytes(n.digest(), "little", signed=True) for n in numbers], np.int64)
 
@@ -150,11 +152,11 @@ def _work_of(signature: Signature) -> str:
     is_call = signature.name.startswith("c10d.")
     specs = [_spec(spec, is_call) for spec in signature.inputs]
     specs += ["->", *(_spec(spec, is_call) for spec in signature.outputs)]
-    if is_call:  # the other words name a root or partner, which takes no memory
+    if is_call:  # the other words name a root or peer, which takes no memory
         specs += [word for word in signature.scalars.split() if word.startswith("op=")]
     return " ".join([signature.name, *specs])
 
 
 def _spec(spec: TensorSpec, is_call: bool) -> str:
-    # Pickled objects travel as bytes, and differ in length from rank to rank without being other work.
+    # Pickled objects are sent as bytes; their length differs from rank to rank although the work is the same.
     return spec.dtype if is_call and spec.dtype == "uint8" else f"{spec.dtype}{list(spec.shape)}"

@@ -1,6 +1,6 @@
 """The process groups one rank is in.
 
-GROUP rows of a recording ──> RankGroups: members and names in order of creation, and the place of each by its id
+GROUP rows of a recording ──> RankGroups: members and names in order of creation, and the index of each by its id
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["RankGroups", "groups_of"]
 @dataclass(frozen=True, slots=True)
 class RankGroups:
     members: tuple[tuple[int, ...], ...]  # global ranks
-    names: tuple[int, ...]  # what the program calls them: indexes into `Recording.names`
-    index_of: dict[int, int]  # by the id that calls refer to
+    names: tuple[int, ...]  # the program's names for them: indexes into `Recording.names`
+    index_of: dict[int, int]  # by the id that calls use
 
 
 def groups_of(recording: Recording, rank: int) -> RankGroups:

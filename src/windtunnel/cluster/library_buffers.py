@@ -1,9 +1,9 @@
-"""Memory that the communication library takes for itself, beside the allocator: one set for each group it serves.
+"""Memory that the communication library takes outside the allocator: one set of buffers per communicator.
 
-groups a rank talked in ──> communicators ──> bytes (an estimate, never part of the predicted peak)
+groups in which a rank communicated ──> communicators ──> bytes (an estimate, never part of the predicted peak)
 
-NCCL sizes its buffers by channels and peers, which depend on the wiring of the machine; what is used here are two
-measured figures (four A100 with NVLink). HCCL takes twice HCCL_BUFFSIZE for each communicator, as documented.
+NCCL sizes its buffers by channels and peers, which depend on the topology of the machine; two measured figures
+(four A100 with NVLink) are used here. HCCL takes twice HCCL_BUFFSIZE for each communicator, as documented.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HCCL_DEFAULT_MIB = 200
 
 @dataclass(frozen=True, slots=True)
 class LibraryBuffers:
-    """What one rank's communicators take."""
+    """Memory that the communicators of one rank take."""
 
     library: str = ""  # "NCCL", "HCCL"
     n_communicators: int = 0
@@ -33,14 +33,14 @@ class LibraryBuffers:
 
 
 def library_buffers_of(recording: Recording, device_kind: str) -> LibraryBuffers:
-    """Count the groups this rank talked in on its card: a communicator is made at the first call."""
+    """Count the groups in which this rank communicated on its device: a communicator is created at the first call."""
     columns = recording.columns
-    talked = set(np.unique(columns["extra"][columns["kind"] == Kind.COLLECTIVE]).tolist())
+    used = set(np.unique(columns["extra"][columns["kind"] == Kind.COLLECTIVE]).tolist())
     offsets = recording.inputs[0]
     sizes = [
         int(offsets[row + 1] - offsets[row])
         for row in np.flatnonzero(columns["kind"] == Kind.GROUP).tolist()
-        if columns["device"][row] >= 0 and int(columns["subject"][row]) in talked
+        if columns["device"][row] >= 0 and int(columns["subject"][row]) in used
     ]
     sizes = [size for size in sizes if size > 1]
     if device_kind == "cuda":

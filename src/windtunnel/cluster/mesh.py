@@ -2,8 +2,8 @@
 
     groups [0,1] [0,2,4,6] [0,8] ──> cuts 1 2 8 16 ──> axes of 2, 4 and 2 ranks ──> digits of every rank
 
-A program makes its groups from a mesh: members are steps along one axis, or along several. Where the steps
-begin and end are the cuts, and cuts that divide one another are the axes.
+A program makes its groups from a mesh: the members of a group are steps along one axis, or along several. The cuts
+are where these steps begin and end; a chain of cuts that divide one another gives the axes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 __all__ = ["Axis", "Mesh", "mesh_of", "pattern_of"]
 
-_MOST_ANCHORS = 8  # members looked at of a group that takes only part of an axis
+_MOST_ANCHORS = 8  # members used of a group that covers only part of an axis
 _MOST_GROUPS = 16  # of such groups
 
 
@@ -35,9 +35,9 @@ class Mesh:
     """Axes from the innermost to the outermost; their sizes multiply to the world's."""
 
     axes: tuple[Axis, ...]
-    n_overlooked: int = 0  # positions that a group singles out, and that were too many to be anchors
+    n_overlooked: int = 0  # positions that a group singles out but that are not anchors: there were too many
 
-    def digits(self, ranks: Sequence[int]) -> np.ndarray:
+    def digits(self, ranks: Sequence[int] | np.ndarray) -> np.ndarray:
         """Positions of each rank: a row per rank, a column per axis."""
         column = np.asarray(ranks, np.int64)[:, None]
         strides, sizes = (np.array([getattr(a, f) for a in self.axes], np.int64) for f in ("stride", "size"))
@@ -45,11 +45,11 @@ class Mesh:
 
 
 def mesh_of(groups: Iterable[tuple[int, ...]], world_size: int) -> Mesh:
-    """The mesh that explains one rank's groups.
+    """Return the mesh that explains one rank's groups.
 
-    Groups that no single mesh explains (cuts of 2 and of 3 ranks side by side, members in no regular distance)
-    give one axis over the whole world; every group then names anchors, positions that must be looked at because
-    nothing is known about how they repeat. That costs more simulations, and is as much as can be done.
+    Groups that no single mesh explains (cuts of 2 and of 3 ranks side by side, irregularly spaced members) give one
+    axis over the whole world. Every group then gives anchors: positions that must be simulated because nothing is
+    known about how they repeat. This costs more simulations, but nothing better is possible.
     """
     groups = [group for group in dict.fromkeys(groups) if len(group) > 1]
     cuts = {1, world_size}
@@ -67,9 +67,9 @@ def mesh_of(groups: Iterable[tuple[int, ...]], world_size: int) -> Mesh:
 
 
 def pattern_of(group: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], bytes]:
-    """How a group lies in the mesh, wherever it lies: its members' positions on the axes along which they differ.
+    """Return the shape of a group in the mesh: its members' positions on the axes along which they differ.
 
-    The tensor-parallel groups of two stages have one pattern.
+    It does not depend on where the group is: the tensor-parallel groups of two stages have the same pattern.
     """
     digits = mesh.digits(group)
     axes = np.flatnonzero((digits != digits[:1]).any(axis=0))
@@ -102,7 +102,7 @@ def _is_product(digits: np.ndarray) -> bool:
 
 
 def _partial(axis: Axis, i: int, mesh: Mesh, groups: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """The positions of every group that takes only part of an axis."""
+    """The positions of every group that covers only part of an axis."""
     positions = (np.unique(mesh.digits(group)[:, i]) for group in groups)
     return [each for each in positions if 1 < len(each) < axis.size]
 

@@ -1,8 +1,8 @@
-"""What one rank asks of its host, streams and peers, in order, with how long each thing takes.
+"""The work of one rank on its host, streams and peers, in program order, with the duration of each element.
 
     recording, seconds of each signature ──> StepProgram ──> timeline (all ranks together)
 
-A program has no frameworks and no formulas: every duration was decided before.
+A program knows no frameworks and no cost formulas: all durations are given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Work(IntEnum):
 
     KERNEL = 1  # host_seconds on the host, then seconds on its stream
     HOST = 2  # host_seconds only: a view, an allocation
-    COLLECTIVE = 3  # joins its peers on the communication lane of its group
+    COLLECTIVE = 3  # together with its peers, on the communication lane of its group
     SEND = 4
     RECEIVE = 5
     WAIT = 6  # the stream waits for a collective (on a CPU: the program does)
@@ -39,7 +39,7 @@ class LaneKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Something that does one thing at a time: a row of a trace."""
+    """Something that executes one element at a time: a row of a trace."""
 
     kind: LaneKind
     name: str  # "stream 0", "tp all_reduce (8 ranks)"
@@ -48,7 +48,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """One rank's work after it was built. Parallel arrays, one element per thing asked for."""
+    """One rank's work after the model was built. Parallel arrays, one element per operation issued."""
 
     rank: int
     row: np.ndarray  # int64: of the recording
@@ -61,7 +61,7 @@ class StepProgram:
     peer: np.ndarray  # int32: global rank of the other end of a send or receive; else -1
     sequence: (
         np.ndarray
-    )  # int64: the how manieth call of its group (or of its way to a peer) since the program began
+    )  # int64: number of the call in its group, or to or from its peer, since the program began
     is_async: np.ndarray  # bool: the program holds a handle to wait on
     groups: tuple[tuple[int, ...], ...]  # global ranks of each group of this rank
     group_names: tuple[str, ...]
@@ -78,21 +78,19 @@ class StepProgram:
 
     @cached_property
     def called_groups(self) -> tuple[int, ...]:
-        """Groups in which something is called together, by their place in `groups`."""
+        """Indexes in `groups` of those with collective calls."""
         return tuple(np.unique(self.group[self.work == Work.COLLECTIVE]).tolist())
 
 
 @dataclass(frozen=True)
 class Stalls:
-    """Times a stream stood still for others. Parallel arrays."""
+    """Times in which a stream was stalled by others. Parallel arrays."""
 
-    element: np.ndarray  # int64: of the program, what waited
+    element: np.ndarray  # int64: of the program, the one that waited
     stream: np.ndarray  # int32
     start: np.ndarray  # float64
     end: np.ndarray
-    cause: (
-        np.ndarray
-    )  # int64: the element (collective, send or receive) it was for; -1: another stream's kernels
+    cause: np.ndarray  # int64: the collective, send or receive it waited for; -1: kernels of another stream
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,11 @@ class RankTimeline:
     program: StepProgram
     lanes: tuple[Lane, ...]
     lane: np.ndarray  # int32: index into `lanes`
-    issued: np.ndarray  # float64: when the host asked for it
-    start: np.ndarray  # float64: on its lane; nan for what takes no time there
+    issued: np.ndarray  # float64: when the host issued it
+    start: np.ndarray  # float64: on its lane; nan for elements that take no time there
     end: np.ndarray
     ready: (
         np.ndarray
-    )  # float64: when this rank was ready for a collective that starts when all are; else = start
+    )  # float64: when this rank was ready for a collective, which starts when all are; else = start
     stalls: Stalls
     step_ends: np.ndarray  # float64, one for each step

@@ -1,9 +1,9 @@
-"""Turn a rank's recording into a program for the timeline, given what everything costs.
+"""Turn the recording of a rank into a program for the timeline, given all durations.
 
     recording, Durations ──> rows that take time or wait ──> StepProgram
 
-What happened while the model was built takes no time here. Its calls are kept, since one rank may still build while
-its peer has begun: stages of a pipeline tell each other their shapes like that.
+Building the model takes no time here. Its communication calls are kept, because one rank may still be building when
+its peer has begun: pipeline stages exchange their shapes in this way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from windtunnel.events.scalars import peer_of
 __all__ = ["Durations", "is_recomputed", "program_of"]
 
 _WITH_PEER = ("c10d.send", "c10d.recv")
-_MEETS = (Kind.COLLECTIVE, Kind.WAIT)  # what others wait for
+_COMMUNICATION = (Kind.COLLECTIVE, Kind.WAIT)
 _WORK = np.zeros(256, np.uint8)
 for _kind, _work in (
     (Kind.OP, Work.KERNEL), (Kind.COLLECTIVE, Work.COLLECTIVE), (Kind.WAIT, Work.WAIT), (Kind.SYNC, Work.SYNC),
@@ -33,17 +33,17 @@ for _kind, _work in (
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of everything in one recording."""
+    """Durations of all rows of one recording."""
 
     seconds: np.ndarray  # float64 [row]: on the device
-    host_seconds: np.ndarray  # float64 [row]: of the thread that asks
+    host_seconds: np.ndarray  # float64 [row]: of the thread that issues it
     calls: Mapping[tuple[int, int], float]  # (group id, signature) -> seconds on the network
 
 
 def program_of(
     recording: Recording, rank: int, durations: Durations, *, is_synchronous: bool = False
 ) -> StepProgram:
-    """The program of one rank; nothing before the first row after the model was built takes time."""
+    """Return the program of one rank. Rows up to the end of building the model take no time."""
     columns = recording.columns
     work = _WORK[columns["kind"]]
     keep = work != 0
@@ -51,7 +51,7 @@ def program_of(
     keep &= (columns["kind"] != Kind.MODULE_ENTER) | (durations.host_seconds > 0)
     after_build = columns["phase"] != Phase.BUILD
     begun = int(np.argmax(after_build)) if after_build.any() else len(keep)
-    keep[:begun] &= np.isin(columns["kind"][:begun], _MEETS)
+    keep[:begun] &= np.isin(columns["kind"][:begun], _COMMUNICATION)
     rows = np.flatnonzero(keep)
     work, kind = work[rows], columns["kind"][rows]
     is_built = rows >= begun
@@ -74,7 +74,7 @@ def program_of(
             work[at] = Work.SEND if name == "c10d.send" else Work.RECEIVE
             peer[at] = peers[signature]
     lone = is_call & ((group < 0) | np.isin(group, [i for i, ranks in enumerate(groups) if len(ranks) < 2]))
-    work[lone] = Work.HOST  # a group of one: nothing travels
+    work[lone] = Work.HOST  # a group of one: nothing is sent
     return StepProgram(
         rank, rows, work, columns["stream"][rows].astype(np.int32), columns["subject"][rows], seconds, host, group, peer,
         _sequences(recording)[rows], is_call & (columns["role"][rows] == 1), groups, names, is_synchronous,
@@ -82,7 +82,7 @@ def program_of(
 
 
 def is_recomputed(recording: Recording) -> np.ndarray:
-    """Which rows lie in a forward pass that autograd runs again."""
+    """Which rows are in a forward pass that is recomputed during backward."""
     columns = recording.columns
     is_edge = columns["extra"] == 1
     depth = np.cumsum(
@@ -93,18 +93,18 @@ def is_recomputed(recording: Recording) -> np.ndarray:
 
 
 def _sequences(recording: Recording) -> np.ndarray:
-    """For each call, how many of its kind came before: in its group, or on its way to or from a peer."""
+    """For each call, the number of earlier calls in its group, or to or from its peer."""
     columns = recording.columns
     rows = np.flatnonzero(columns["kind"] == Kind.COLLECTIVE)
     found = np.zeros(len(columns["kind"]), np.int64)
-    ways = [_way_of(s.name, s.scalars) for s in recording.signatures]
+    channels = [_channel_of(s.name, s.scalars) for s in recording.signatures]
     counts: dict[tuple[int, str], int] = {}
     calls = zip(rows.tolist(), columns["extra"][rows].tolist(), columns["value"][rows].tolist(), strict=True)
     for row, group, signature in calls:
-        key = (group, ways[signature])
+        key = (group, channels[signature])
         found[row] = counts[key] = counts.get(key, -1) + 1
     return found
 
 
-def _way_of(name: str, scalars: str) -> str:
+def _channel_of(name: str, scalars: str) -> str:
     return f"{name} {peer_of(scalars)}" if name in _WITH_PEER else ""

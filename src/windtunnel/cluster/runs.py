@@ -1,10 +1,11 @@
-"""A program cut into runs: stretches in which nothing waits, so that a replay takes each in one go.
+"""A program cut into runs: stretches without any waiting, which a replay handles in one step each.
 
-    StepProgram ──> runs of kernels on one stream, calls between them ──> Score ──> (when each run began) ──> every element
+    StepProgram ──> runs of kernels on one stream, calls between them ──> ProgramRuns
+    ProgramRuns, start of each run ──> times of every element
 
-If the host begins a run at `t` and its stream is free at `f`, the kernel that has `busy` seconds of work up to its end
-and would end `late` seconds after `t` on an idle stream, ends at max(f + busy, t + late). So a run is two numbers to
-everyone else, and when its kernels were is worked out afterwards, for all of them at once.
+The host begins a run at `t` and its stream is free at `f`. A kernel with `busy` seconds of work up to its end, which
+would end `late` seconds after `t` on an idle stream, ends at max(f + busy, t + late). So two numbers describe a run to
+the rest of the replay, and the times of all kernels are computed afterwards, at once.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import numpy as np
 
 from windtunnel.cluster.program import Lane, LaneKind, StepProgram, Work
 
-__all__ = ["Call", "Run", "Score", "score_of"]
+__all__ = ["Call", "ProgramRuns", "Run", "runs_of"]
 
 _PLAIN = (Work.KERNEL, Work.HOST, Work.STEP)
-_TALK = (Work.COLLECTIVE, Work.SEND, Work.RECEIVE)
+_COMMUNICATION = (Work.COLLECTIVE, Work.SEND, Work.RECEIVE)
 _HOST_LANE = 0
 
 
 class Run(NamedTuple):
-    """Elements of which none waits: kernels of one stream, and what the host does between them."""
+    """Consecutive elements without waiting: kernels of one stream, and the host work between them."""
 
-    index: int
+    number: int
     stream: int  # -1: the host alone
     host_seconds: float
     busy: float
@@ -36,7 +37,7 @@ class Run(NamedTuple):
 class Call(NamedTuple):
     """Any other element."""
 
-    index: int
+    number: int
     element: int
     work: int
     stream: int
@@ -47,12 +48,12 @@ class Call(NamedTuple):
     group: int
     peer: int
     sequence: int
-    lane: int  # of its communication
+    lane: int  # of the communication
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a rank plays from; one for all ranks that play the same program."""
+class ProgramRuns:
+    """The runs and calls of a program; shared by all ranks with the same program."""
 
     program: StepProgram
     items: tuple[Run | Call, ...]
@@ -61,28 +62,28 @@ class Score:
     lane: np.ndarray  # int32 [element]
     n_runs: int
     calls: np.ndarray  # int64: the elements that are calls
-    _run: np.ndarray  # int64 [element], of calls the run before
-    _asked: np.ndarray  # float64 [element]: after its run began
+    _run: np.ndarray  # int64 [element]; for a call, the run before it
+    _asked: np.ndarray  # float64 [element]: seconds after the start of its run
     _kernels: np.ndarray  # int64: elements
     _is_first: np.ndarray  # bool [kernel]: of its run
     _busy: np.ndarray  # float64 [kernel]
     _late: np.ndarray  # float64 [kernel]
 
     def issued(self, began: np.ndarray) -> np.ndarray:
-        """When the host asked for each element, given when it began each run; not filled in for calls."""
+        """When the host issued each element, given the start of each run; calls are not filled in."""
         return began[self._run] + self._asked if len(began) else np.zeros(len(self.program))
 
     def kernels(self, began: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Elements that are kernels, their starts and ends, given when their streams were free for each run."""
+        """Kernel elements with their starts and ends, given when the stream was free for each run."""
         kernels, runs = self._kernels, self._run[self._kernels]
         end = np.maximum(free[runs] + self._busy, began[runs] + self._late)
-        # The end of one is the start of the next to the last bit, if nothing lies between.
+        # The end of one kernel is bit for bit the start of the next, if nothing lies between.
         before = np.where(self._is_first, free[runs], np.roll(end, 1))
         there = began[runs] + self._asked[kernels] + self.program.host_seconds[kernels]
         return kernels, np.maximum(before, there), end
 
 
-def score_of(program: StepProgram) -> Score:
+def runs_of(program: StepProgram) -> ProgramRuns:
     work, host = program.work, program.host_seconds
     is_kernel, is_plain = work == Work.KERNEL, np.isin(work, _PLAIN)
     begins = _begins(program, is_kernel, is_plain)
@@ -102,14 +103,14 @@ def score_of(program: StepProgram) -> Score:
     ends = {int(item[kernels[k]]): k for k in last.tolist()}
     spans = np.add.reduceat(on_host, starts) if len(starts) else on_host
     items = _items(program, starts, is_run, spans, ends, kernels, busy, late, lane)
-    return Score(
+    return ProgramRuns(
         program, items, lanes, stream_lanes, lane, int(is_run.sum()), starts[~is_run], run, asked, kernels, is_first,
         busy, late,
     )  # fmt: skip
 
 
 def _begins(program: StepProgram, is_kernel: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
-    """Where an item begins: at and after every call, and where kernels change to another stream."""
+    """Where an item begins: at and after every call, and where the stream of the kernels changes."""
     begins = ~is_plain
     begins[1:] |= ~is_plain[:-1]
     begins[:1] = True
@@ -128,7 +129,7 @@ def _since(starts: np.ndarray, item: np.ndarray, total: np.ndarray) -> np.ndarra
 def _work_and_delay(
     program: StepProgram, asked: np.ndarray, kernels: np.ndarray, is_first: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each kernel: seconds of work in its run up to its end, and its end on a stream that is idle."""
+    """For each kernel: seconds of work in its run up to its end, and its end on an idle stream."""
     seconds = program.seconds[kernels]
     there = (asked + program.host_seconds)[kernels]
     if program.is_synchronous:
@@ -171,7 +172,7 @@ def _items(
 
 
 def _lanes(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np.ndarray]:
-    """The host, the streams, and a lane for each way of communication, in the order they are first used."""
+    """The host, the streams, and a lane for each channel (a group, or a peer and direction), in order of first use."""
     lanes = [Lane(LaneKind.HOST, "program", -1)]
     lane = np.zeros(len(program), np.int32)
     is_kernel = program.work == Work.KERNEL
@@ -183,19 +184,19 @@ def _lanes(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np.n
             if not program.is_synchronous:
                 lane[is_kernel & (program.stream == number)] = len(lanes)
             lanes.append(Lane(LaneKind.STREAM, f"stream {number}", number))
-    ways: dict[tuple[int, ...], int] = {}
-    for i in np.flatnonzero(np.isin(program.work, _TALK)).tolist():
+    channels: dict[tuple[int, ...], int] = {}
+    for i in np.flatnonzero(np.isin(program.work, _COMMUNICATION)).tolist():
         group, work = int(program.group[i]), int(program.work[i])
-        way = (group,) if work == Work.COLLECTIVE else (group, int(program.peer[i]), work)
-        if way not in ways:
-            ways[way] = len(lanes)
-            lanes.append(Lane(LaneKind.COMMUNICATION, _name_of_way(program, way), group))
-        lane[i] = ways[way]
+        channel = (group,) if work == Work.COLLECTIVE else (group, int(program.peer[i]), work)
+        if channel not in channels:
+            channels[channel] = len(lanes)
+            lanes.append(Lane(LaneKind.COMMUNICATION, _channel_name(program, channel), group))
+        lane[i] = channels[channel]
     return tuple(lanes), streams, lane
 
 
-def _name_of_way(program: StepProgram, way: tuple[int, ...]) -> str:
-    name = program.group_names[way[0]] or "group"
-    if len(way) > 1:
-        name = f"{name} {'to' if way[2] == Work.SEND else 'from'} rank {way[1]}"
-    return f"{name} ({len(program.groups[way[0]])} ranks)"
+def _channel_name(program: StepProgram, channel: tuple[int, ...]) -> str:
+    name = program.group_names[channel[0]] or "group"
+    if len(channel) > 1:
+        name = f"{name} {'to' if channel[2] == Work.SEND else 'from'} rank {channel[1]}"
+    return f"{name} ({len(program.groups[channel[0]])} ranks)"

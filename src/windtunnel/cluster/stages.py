@@ -14,15 +14,15 @@ __all__ = ["stages_around"]
 
 
 def stages_around(rank: int, timelines: Mapping[int, RankTimeline], world_size: int) -> tuple[int, ...]:
-    """The ranks of its pipeline that were played, itself among them; only itself if it has no neighbours."""
+    """Return the simulated ranks of its pipeline, itself included; only itself if it has no neighbours."""
     program = timelines[rank].program
     mesh = mesh_of(timelines[min(timelines)].program.groups, world_size)
-    # Peers are those of the rank whose program it is; they lie around this one alike.
+    # Peers are those of the rank that the program belongs to; relative to this rank they are at the same places.
     patterns = (pattern_of((program.rank, peer), mesh)[0] for peer in program.peers)
     axes = [pattern[0] for pattern in patterns if len(pattern) == 1]
     if not axes:
         return (rank,)
-    axis = mesh.axes[max(axes)]  # a ring inside a stage is further in than the stages are
+    axis = mesh.axes[max(axes)]  # a ring inside a stage is on an axis further in than the stages
     first = rank - rank // axis.stride % axis.size * axis.stride
     stages = range(first, first + axis.size * axis.stride, axis.stride)
     return tuple(stage for stage in stages if stage in timelines)

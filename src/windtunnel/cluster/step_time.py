@@ -1,9 +1,9 @@
 """Where the time of a step goes, on every rank.
 
-    WorldTimeline ──> the last step of each rank: kernels, waiting for data, for peers, for the host ──> WorldTime
+    WorldTimeline ──> last step of each rank: kernels, exposed communication, waiting for peers and host ──> WorldTime
 
-Time is booked on the stream that works most: what other streams and the network do beside it is hidden, and only
-shows as far as that stream stands still for it.
+Time is attributed to the busiest stream. Work of other streams and of the network is hidden behind it, and counts only
+as far as the busiest stream stalls for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.cluster.axes import axis_label
+from windtunnel.cluster.mesh_axes import axis_label
 from windtunnel.cluster.program import LaneKind, RankTimeline, Work
 from windtunnel.cluster.timeline import WorldTimeline
 
@@ -23,21 +23,19 @@ __all__ = ["RankTime", "WorldTime", "step_window", "time_of"]
 
 @dataclass(frozen=True)
 class RankTime:
-    """One rank's steady step, in seconds. What is booked adds up to `step_seconds`."""
+    """One rank's steady step, in seconds. The parts add up to `step_seconds`."""
 
     rank: int
     step_seconds: float
-    compute_seconds: float  # kernels on the stream that works most
-    exposed_seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # axis -> data under way, nothing to do meanwhile
-    peers_seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # axis -> waiting until slower ranks come to a call
-    bubble_seconds: float = 0.0  # waiting for another stage: to send, to receive, to come to a call of both
+    compute_seconds: float  # kernels on the busiest stream
+    # axis -> transfers that nothing overlaps
+    exposed_seconds: dict[str, float] = field(default_factory=dict)
+    # axis -> waiting for slower ranks to reach a collective
+    peers_seconds: dict[str, float] = field(default_factory=dict)
+    bubble_seconds: float = 0.0  # waiting for another stage: for its send, receive or collective
     streams_seconds: float = 0.0  # waiting for kernels of other streams
-    host_seconds: float = 0.0  # the program had not asked for anything yet
-    network_seconds: dict[str, float] = field(default_factory=dict)  # axis -> data under way, hidden or not
+    host_seconds: float = 0.0  # the host had not issued anything yet
+    network_seconds: dict[str, float] = field(default_factory=dict)  # axis -> transfers, hidden or not
 
     @property
     def waiting_for_others(self) -> float:
@@ -51,20 +49,20 @@ class WorldTime:
     step_seconds: float  # steady: the median of the steps after the first
     warm_up_seconds: (
         float | None
-    )  # the first step, which allocates and does what is done once; None: the only step
+    )  # the first step, with one-time work and allocations; None: there is only one step
     all_steps: tuple[float, ...]
-    ranks: dict[int, RankTime]  # the ranks that were played
-    n_steps: int = 0  # optimizer steps that all ranks took; 0: the whole program is taken as one
+    ranks: dict[int, RankTime]  # the simulated ranks
+    n_steps: int = 0  # optimizer steps that all ranks made; 0: the whole program counts as one
 
     @property
     def bubble_share(self) -> float:
-        """Of the step, over all ranks played: standing still for another stage."""
+        """The part of the step, over all simulated ranks, spent waiting for another stage."""
         whole = sum(rank.step_seconds for rank in self.ranks.values())
         return sum(rank.bubble_seconds for rank in self.ranks.values()) / whole if whole else 0.0
 
     @property
     def slowest(self) -> RankTime | None:
-        """The rank that the others wait for: it waits least for them."""
+        """The rank that the others wait for: the one that waits least for others."""
         return max(
             self.ranks.values(), key=lambda r: (r.step_seconds - r.waiting_for_others, -r.rank), default=None
         )
@@ -105,7 +103,7 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
     busy = np.where(is_kernel, _overlap(timeline.start, timeline.end, first, last), 0.0)
     by_lane = np.bincount(timeline.lane, weights=busy, minlength=len(timeline.lanes))
     axes = [axis_label(name, ranks) for name, ranks in zip(program.group_names, program.groups, strict=True)]
-    booked = _Booked(program.peers)
+    stalled = _StallTotals(program.peers)
     stalls = timeline.stalls
     main, number = _main_stream(timeline, by_lane)
     mine = np.flatnonzero(stalls.stream == number)
@@ -114,19 +112,19 @@ def _rank_time(timeline: RankTimeline) -> RankTime:
     ):
         start, end = max(start, first), min(end, last)
         if end > start:
-            booked.add(timeline, axes, start, end, cause)
+            stalled.add(timeline, axes, start, end, cause)
     compute = float(by_lane[main])
-    rest = (last - first) - compute - booked.total
+    rest = (last - first) - compute - stalled.total
     return RankTime(
-        timeline.rank, last - first, compute, _some(booked.exposed), _some(booked.peers), booked.bubble,
-        booked.streams, max(rest, 0.0), _network(timeline, axes, first, last),
+        timeline.rank, last - first, compute, _some(stalled.exposed), _some(stalled.peers), stalled.bubble,
+        stalled.streams, max(rest, 0.0), _network(timeline, axes, first, last),
     )  # fmt: skip
 
 
 def _main_stream(timeline: RankTimeline, busy: np.ndarray) -> tuple[int, int]:
-    """Lane and number of the stream that works most, or of one that only waits for others, that waits longest."""
+    """Lane and number of the busiest stream; if none has kernels, of the one that waits longest."""
     if timeline.program.is_synchronous:
-        return 0, 0  # the program does the work itself
+        return 0, 0  # the host does the work itself
     stalls = timeline.stalls
     waiting = {
         n: (stalls.end - stalls.start)[stalls.stream == n].sum() for n in np.unique(stalls.stream).tolist()
@@ -136,8 +134,8 @@ def _main_stream(timeline: RankTimeline, busy: np.ndarray) -> tuple[int, int]:
     return main, timeline.lanes[main].number
 
 
-class _Booked:
-    """Times a stream stood still, by what it stood still for."""
+class _StallTotals:
+    """Stalls of a stream, by cause."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self._stages = frozenset(stages)  # ranks it sends to or receives from
@@ -151,18 +149,18 @@ class _Booked:
             self.streams += end - start
             return
         program = timeline.program
-        met, done = timeline.start[cause], timeline.end[cause]
-        for_peers = max(0.0, min(end, met) - start)
-        under_way = max(0.0, min(end, done) - max(start, met))
+        started, done = timeline.start[cause], timeline.end[cause]
+        for_peers = max(0.0, min(end, started) - start)
+        in_transfer = max(0.0, min(end, done) - max(start, started))
         axis = axes[program.group[cause]]
         is_of_stages = not self._stages.isdisjoint(program.groups[program.group[cause]])
         if program.work[cause] == Work.COLLECTIVE and not is_of_stages:
             self.peers[axis] += for_peers
         else:
             self.bubble += for_peers
-        self.exposed[axis] += under_way
+        self.exposed[axis] += in_transfer
         self.streams += (
-            end - start - for_peers - under_way
+            end - start - for_peers - in_transfer
         )  # kernels that followed the data on another stream
 
 
@@ -177,10 +175,10 @@ def _network(timeline: RankTimeline, axes: list[str], first: float, last: float)
 
 
 def _some(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Axes on which there was any."""
+    """Only the axes with a positive time."""
     return {axis: each for axis, each in seconds.items() if each > 0}
 
 
 def _overlap(start: np.ndarray, end: np.ndarray, first: float, last: float) -> np.ndarray:
-    """How much of each interval lies between two moments; nothing of those that are not known."""
+    """Length of the overlap of each interval with a window; 0 for unknown intervals."""
     return np.nan_to_num(np.maximum(np.minimum(end, last) - np.maximum(start, first), 0.0))

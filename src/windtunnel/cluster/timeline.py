@@ -1,10 +1,10 @@
-"""When everything happens: all ranks of a job played together, event by event.
+"""When everything happens: a discrete-event simulation of all ranks of a job together.
 
-    Cast ──> hosts ask, streams do, communication starts when the last rank has come ──> RankTimeline of each player
+    Representatives ──> hosts issue, streams execute, a collective starts when its last rank is ready ──> RankTimeline each
 
-A host goes through its program and only stops where the real one would: to read a value, or when told to. What it
-asks for waits in a stream's queue until the stream is free and what the stream waits for has happened, as on a device.
-Nothing is decided here about how long anything takes.
+A host goes through its program and blocks only where the real one would: when it reads a value or synchronises. Work
+that it issues waits in the queue of a stream until the stream is free and its dependencies are done, as on a device.
+All durations are given.
 """
 
 from __future__ import annotations
@@ -17,56 +17,61 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.cluster.cast import Cast, Meeting, Player, cast_of
 from windtunnel.cluster.program import RankTimeline, Stalls, StepProgram, Work
-from windtunnel.cluster.runs import Call, Run, Score, score_of
+from windtunnel.cluster.representatives import (
+    Representative,
+    Representatives,
+    SharedGroup,
+    representatives_of,
+)
+from windtunnel.cluster.runs import Call, ProgramRuns, Run, runs_of
 
 __all__ = ["WorldTimeline", "replay_world"]
 
 _COLLECTIVE, _SEND, _RECEIVE = int(Work.COLLECTIVE), int(Work.SEND), int(Work.RECEIVE)
 _WAIT, _SYNC = int(Work.WAIT), int(Work.SYNC)
 _RECORD_EVENT, _WAIT_EVENT = int(Work.RECORD_EVENT), int(Work.WAIT_EVENT)
-_RUN, _JOIN, _SIGNAL, _AWAIT = range(4)  # what stands in a queue
+_RUN, _JOIN, _SIGNAL, _AWAIT = range(4)  # kinds of queue entries
 _RUN_FIELDS = len(Run._fields)
-_TURN = 256  # items; a host that runs far ahead fills its queues and memory
+_TURN = 256  # items a host issues before others go on: a host far ahead would fill its queues and memory
 _NEVER = (nan, nan, nan)
 
 
 @dataclass(frozen=True)
 class WorldTimeline:
-    """All players, on one clock."""
+    """The timelines of all representatives, on one clock."""
 
     ranks: Mapping[int, RankTimeline]
-    image: Mapping[int, int]  # every known rank -> the player that stands for it
-    n_unmet: int  # calls whose peers never came: they were let through when nothing else could go on
+    image: Mapping[int, int]  # every known rank -> its representative
+    n_unmet: int  # calls whose peers never made them: they were released when nothing else could go on
     n_alone: int  # sends and receives whose other end was not simulated
-    is_exact: bool = True  # False: more kinds of ranks than are told apart, see `Cast`
+    is_exact: bool = True  # False: there are too many kinds of ranks to keep apart, see `Representatives`
 
 
 def replay_world(
     programs: Mapping[int, StepProgram], representative: Mapping[int, int], world_size: int
 ) -> WorldTimeline:
-    """Play every program to its end, the ranks waiting for each other as they would."""
-    cast = cast_of(programs, representative, world_size)
-    stage = _Stage(cast)
-    stage.play()
-    ranks = {rank.player.rank: rank.timeline() for rank in stage.ranks}
-    return WorldTimeline(ranks, cast.image, stage.n_unmet, stage.n_alone, cast.is_exact)
+    """Simulate every program to its end, with the ranks waiting for each other as they would."""
+    chosen = representatives_of(programs, representative, world_size)
+    world = _World(chosen)
+    world.run()
+    ranks = {rank.representative.rank: rank.timeline() for rank in world.ranks}
+    return WorldTimeline(ranks, chosen.image, world.n_unmet, world.n_alone, chosen.is_exact)
 
 
 class _Signal:
-    """A moment that may not be known yet."""
+    """A point in time that may not be known yet."""
 
     __slots__ = ("cause", "time", "waiting")
 
     def __init__(self, time: float | None = None, cause: int = -1) -> None:
         self.time = time
-        self.cause = cause  # element of the communication it comes from, in the program of whoever waits
-        self.waiting: tuple[_Stream | _Rest | _Nap, ...] = ()
+        self.cause = cause  # element of the communication that sets it, in the program of the waiting rank
+        self.waiting: tuple[_Stream | _WaitingStream | _WaitingHost, ...] = ()
 
 
-class _Comer(NamedTuple):
-    """A player that is ready for a call."""
+class _Arrival(NamedTuple):
+    """A rank that is ready for a call."""
 
     rank: _Rank
     call: Call
@@ -75,14 +80,14 @@ class _Comer(NamedTuple):
 
 
 class _Stream:
-    """A queue of work of which one thing runs at a time."""
+    """A queue of work that is executed in order."""
 
     __slots__ = ("cause", "is_blocked", "number", "queue", "rank", "time")
 
     def __init__(self, rank: _Rank, number: int) -> None:
         self.rank, self.number = rank, number
         self.time = 0.0
-        self.cause = -1  # the communication that this stream last waited for
+        self.cause = -1  # element of the communication that this stream last waited for
         self.is_blocked = False
         self.queue: deque[tuple[int, Any, float, Any]] = deque()
 
@@ -97,93 +102,94 @@ class _Stream:
             self.rank.do(self, *self.queue.popleft())
 
     def wake(self, signal: _Signal) -> _Stream:
-        """A call it took part in ended."""
+        """A call on this communication lane has ended."""
         self.is_blocked = False
         self.time = signal.time  # type: ignore[assignment]
         return self
 
 
-class _Stage:
-    """Everything that is going on."""
+class _World:
+    """The state of the simulation: all ranks, and the calls that wait for some of them."""
 
-    def __init__(self, cast: Cast) -> None:
-        wanted: dict[Meeting, int] = {}
-        for player in cast.players:
-            for meeting in set(player.meetings):
-                wanted[meeting] = wanted.get(meeting, 0) + 1
-        self._wanted = wanted
-        self._open: dict[tuple[Any, ...], list[_Comer]] = {}  # calls that wait for somebody
+    def __init__(self, chosen: Representatives) -> None:
+        n_callers: dict[SharedGroup, int] = {}
+        for rank in chosen.ranks:
+            for group in set(rank.groups):
+                n_callers[group] = n_callers.get(group, 0) + 1
+        self._n_callers = n_callers
+        self._open: dict[tuple[Any, ...], list[_Arrival]] = {}  # calls that wait for a rank
         self.ready: deque[_Rank | _Stream] = deque()
         self.n_unmet = self.n_alone = 0
-        scores: dict[int, Score] = {}  # by program: several players may have one
-        for program in {id(player.program): player.program for player in cast.players}.values():
-            scores[id(program)] = score_of(program)
-        self.ranks = [_Rank(player, scores[id(player.program)], self) for player in cast.players]
+        runs: dict[int, ProgramRuns] = {}  # by program: several ranks may share one
+        for program in {id(rank.program): rank.program for rank in chosen.ranks}.values():
+            runs[id(program)] = runs_of(program)
+        self.ranks = [_Rank(rank, runs[id(rank.program)], self) for rank in chosen.ranks]
 
-    def play(self) -> None:
+    def run(self) -> None:
         self.ready.extend(self.ranks)
         while True:
             while self.ready:
-                self.ready.popleft().advance()  # type: ignore[union-attr]
+                self.ready.popleft().advance()
             if not self._open:
                 return
-            self._let_through()
+            self._release_earliest()
 
-    def n_wanted(self, meeting: Meeting) -> int:
-        return self._wanted[meeting]
+    def n_callers(self, group: SharedGroup) -> int:
+        return self._n_callers[group]
 
-    def arrive(self, key: tuple[Any, ...], meeting: Meeting | None, comer: _Comer) -> None:
-        """A player is ready for a call; the call starts when all are."""
-        gathering = self._open.setdefault(key, [])
-        gathering.append(comer)
-        if len(gathering) >= (2 if meeting is None else self._wanted[meeting]):
+    def arrive(self, key: tuple[Any, ...], group: SharedGroup | None, arrival: _Arrival) -> None:
+        """A rank is ready for a call; the call starts when all are."""
+        arrivals = self._open.setdefault(key, [])
+        arrivals.append(arrival)
+        if len(arrivals) >= (2 if group is None else self._n_callers[group]):
             self._start(self._open.pop(key))
 
-    def _start(self, gathering: list[_Comer]) -> None:
-        start = max(comer.time for comer in gathering)
-        end = start + max(comer.call.seconds for comer in gathering)
-        for rank, call, time, signal in gathering:
-            rank.met[call.index] = time, start, end
-            self.happen(signal, end)
+    def _start(self, arrivals: list[_Arrival]) -> None:
+        start = max(arrival.time for arrival in arrivals)
+        end = start + max(arrival.call.seconds for arrival in arrivals)
+        for rank, call, time, signal in arrivals:
+            rank.call_times[call.number] = time, start, end
+            self.set_time(signal, end)
 
-    def happen(self, signal: _Signal, time: float) -> None:
+    def set_time(self, signal: _Signal, time: float) -> None:
         signal.time = time
         for waiting in signal.waiting:
             self.ready.append(waiting.wake(signal))
         signal.waiting = ()
 
-    def _let_through(self) -> None:
-        """Nobody can go on: the first that waits in vain goes on alone, so that there is an end."""
-        key = min(self._open, key=lambda key: min(comer.time for comer in self._open[key]))
+    def _release_earliest(self) -> None:
+        """No rank can go on: release the earliest incomplete call, so that the simulation ends."""
+        key = min(self._open, key=lambda key: min(arrival.time for arrival in self._open[key]))
         self.n_unmet += 1
         self._start(self._open.pop(key))
 
 
 class _Rank:
-    """A player's host, and its streams."""
+    """The host and the streams of one representative."""
 
-    def __init__(self, player: Player, score: Score, stage: _Stage) -> None:
-        self.player, self._score, self._stage = player, score, stage
-        self._is_synchronous = player.program.is_synchronous
+    def __init__(self, representative: Representative, runs: ProgramRuns, world: _World) -> None:
+        self.representative, self._runs, self._world = representative, runs, world
+        self._is_synchronous = representative.program.is_synchronous
         self._cursor = 0
         self._time = 0.0
         self._n_awaited = 0
-        self._streams = {number: _Stream(self, number) for number in score.stream_lanes}
-        self._lines: dict[int, _Stream] = {}  # of communication, by lane
-        self._signals: dict[int, _Signal] = {}  # of calls to be waited for, by their id
+        self._streams = {number: _Stream(self, number) for number in runs.stream_lanes}
+        self._channels: dict[int, _Stream] = {}  # of communication, by lane
+        self._signals: dict[int, _Signal] = {}  # of asynchronous calls, by their id
         self._events: dict[int, _Signal] = {}
-        self._began, self._free = [0.0] * score.n_runs, [-inf] * score.n_runs
-        self._issued = [0.0] * len(score.calls)
-        self.met = [_NEVER] * len(score.calls)  # ready, start, end of communication
+        self._began, self._free = [0.0] * runs.n_runs, [-inf] * runs.n_runs
+        self._issued = [0.0] * len(runs.calls)
+        self.call_times = [_NEVER] * len(runs.calls)  # ready, start, end of communication
         self.stalls: list[tuple[int, int, float, float, int]] = []
 
     # -- the host -----------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Go through the program until the host has to wait, or others have a turn."""
+        """Go through the program until the host has to wait or its turn ends."""
         if self._n_awaited:
             return
-        items, streams, began, time = self._score.items, self._streams, self._began, self._time
+        items: tuple[Any, ...] = self._runs.items  # a Run or a Call: length is the cheapest test
+        streams, began, time = self._streams, self._began, self._time
         first, self._cursor = self._cursor, min(self._cursor + _TURN, len(items))
         for at in range(first, self._cursor):
             item = items[at]
@@ -199,7 +205,7 @@ class _Rank:
                         stream.time = max(stream.time + busy, time + late)
                 time += host_seconds
             else:
-                self._issued[item.index] = time
+                self._issued[item.number] = time
                 self._time = time + item.host_seconds
                 self._do(item)
                 time = self._time
@@ -208,7 +214,7 @@ class _Rank:
                     return
         self._time = time
         if first < self._cursor < len(items):
-            self._stage.ready.append(self)
+            self._world.ready.append(self)
 
     def woken(self, signal: _Signal, element: int) -> None:
         self._n_awaited -= 1
@@ -223,11 +229,11 @@ class _Rank:
             else:
                 self._await(call, done)
         elif work == _WAIT:
-            done = self._signals.pop(call.subject, None)
-            if done is not None:
-                self._await(call, done)
+            awaited = self._signals.pop(call.subject, None)
+            if awaited is not None:
+                self._await(call, awaited)
         elif work == _SYNC:
-            all_streams = [*self._streams.values(), *self._lines.values()]
+            all_streams = [*self._streams.values(), *self._channels.values()]
             for each in all_streams if stream < 0 else [self._streams[stream]]:
                 self._host_waits(self._position(each), call.element)
         elif work == _RECORD_EVENT:
@@ -238,27 +244,28 @@ class _Rank:
                 self._await(call, happened)
 
     def _communicate(self, call: Call) -> _Signal:
-        """Join the peers, on a lane of its own that first waits for what the call's stream does now."""
-        player, done = self.player, _Signal(None, call.element)
-        meeting: Meeting | None = player.meetings[call.group]
+        """Join the peers, on a lane of its own that first waits for the current work of the call's stream."""
+        me, done = self.representative, _Signal(None, call.element)
+        group = me.groups[call.group]
+        key: tuple[Any, ...]
         if call.work == _COLLECTIVE:
-            key: tuple[Any, ...] = (meeting, call.sequence)
+            key, callers = (group, call.sequence), group
         else:
-            other = player.peers.get(call.peer)
-            ends = (player.rank, other) if call.work == _SEND else (other, player.rank)
-            key = (*ends, meeting.pattern, call.sequence) if other is not None else ()
-            meeting = None
-        line = self._lines.get(call.lane)
-        if line is None:
-            line = self._lines[call.lane] = _Stream(self, -1)
+            other = me.peers.get(call.peer)
+            ends = (me.rank, other) if call.work == _SEND else (other, me.rank)
+            key = (*ends, group.pattern, call.sequence) if other is not None else ()
+            callers = None
+        channel = self._channels.get(call.lane)
+        if channel is None:
+            channel = self._channels[call.lane] = _Stream(self, -1)
         is_now = self._is_synchronous or call.stream < 0
         before = _Signal(self._time) if is_now else self._position(self._streams[call.stream])
-        line.put(_AWAIT, call, self._time, before)
-        line.put(_JOIN, call, self._time, (key, meeting, done))
+        channel.put(_AWAIT, call, self._time, before)
+        channel.put(_JOIN, call, self._time, (key, callers, done))
         return done
 
     def _await(self, call: Call, signal: _Signal) -> None:
-        """Whoever called waits: its stream, or on a CPU and for stream -1 the host itself."""
+        """Make the caller wait: its stream, or the host itself (on a CPU, and for stream -1)."""
         if call.stream < 0 or self._is_synchronous:
             self._host_waits(signal, call.element)
         else:
@@ -267,14 +274,14 @@ class _Rank:
     def _host_waits(self, signal: _Signal, element: int) -> None:
         if signal.time is None:
             self._n_awaited += 1
-            signal.waiting += (_Nap(self, element),)
+            signal.waiting += (_WaitingHost(self, element),)
             return
         if self._is_synchronous and signal.time > self._time:
             self.stalls.append((element, 0, self._time, signal.time, signal.cause))
         self._time = max(self._time, signal.time)
 
     def _position(self, stream: _Stream) -> _Signal:
-        """When all that stands in a stream now is done."""
+        """When all work that is now in a stream is done."""
         if not stream.is_blocked and not stream.queue:
             return _Signal(max(stream.time, self._time), stream.cause)
         signal = _Signal()
@@ -284,37 +291,37 @@ class _Rank:
     # -- a stream -----------------------------------------------------------------------------------------
 
     def do(self, stream: _Stream, kind: int, item: Any, issued: float, what: Any) -> None:
-        """What stands first in a queue."""
+        """Execute the first entry of a queue."""
         if kind == _RUN:
-            self._free[item.index] = stream.time
+            self._free[item.number] = stream.time
             stream.time = max(stream.time + item.busy, issued + item.late)
         elif kind == _AWAIT:
             self._stream_waits(stream, item.element, issued, what)
         elif kind == _SIGNAL:
             what.cause = stream.cause
-            self._stage.happen(what, max(stream.time, issued))
+            self._world.set_time(what, max(stream.time, issued))
         else:
             self._join(stream, item, *what)
 
     def _join(
-        self, line: _Stream, call: Call, key: tuple[Any, ...], meeting: Meeting | None, done: _Signal
+        self, channel: _Stream, call: Call, key: tuple[Any, ...], group: SharedGroup | None, done: _Signal
     ) -> None:
-        if key and (meeting is None or self._stage.n_wanted(meeting) > 1):
-            line.is_blocked = True
-            done.waiting += (line,)
-            self._stage.arrive(key, meeting, _Comer(self, call, line.time, done))
+        if key and (group is None or self._world.n_callers(group) > 1):
+            channel.is_blocked = True
+            done.waiting += (channel,)
+            self._world.arrive(key, group, _Arrival(self, call, channel.time, done))
             return
-        if not key:  # nobody is known there: it is taken to be ready
-            self._stage.n_alone += 1
-        end = line.time + call.seconds
-        self.met[call.index] = line.time, line.time, end
-        line.time = end
-        self._stage.happen(done, end)
+        if not key:  # the peer is unknown: assume that it is ready
+            self._world.n_alone += 1
+        end = channel.time + call.seconds
+        self.call_times[call.number] = channel.time, channel.time, end
+        channel.time = end
+        self._world.set_time(done, end)
 
     def _stream_waits(self, stream: _Stream, element: int, issued: float, signal: _Signal) -> None:
         if signal.time is None:
             stream.is_blocked = True
-            signal.waiting += (_Rest(stream, element, issued),)
+            signal.waiting += (_WaitingStream(stream, element, issued),)
             return
         self.stall(stream, element, issued, signal)
 
@@ -328,26 +335,26 @@ class _Rank:
             stream.time = before
 
     def timeline(self) -> RankTimeline:
-        program, score = self.player.program, self._score
+        program, runs = self.representative.program, self._runs
         began, free = np.array(self._began), np.array(self._free)
-        issued = score.issued(began)
-        issued[score.calls] = self._issued
+        issued = runs.issued(began)
+        issued[runs.calls] = self._issued
         ready, start, end = (np.full(len(program), np.nan) for _ in range(3))
-        kernels, start[kernels], end[kernels] = score.kernels(began, free)
+        kernels, start[kernels], end[kernels] = runs.kernels(began, free)
         ready[kernels] = start[kernels]
-        if self.met:
-            ready[score.calls], start[score.calls], end[score.calls] = np.array(self.met).T
+        if self.call_times:
+            ready[runs.calls], start[runs.calls], end[runs.calls] = np.array(self.call_times).T
         is_step = program.work == Work.STEP
         done = np.fmax.accumulate(np.fmax(end, issued))[is_step] if is_step.any() else np.zeros(0)
         columns = list(zip(*sorted(self.stalls), strict=True)) if self.stalls else [()] * 5
         types = (np.int64, np.int32, np.float64, np.float64, np.int64)
         stalls = Stalls(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
         return RankTimeline(
-            self.player.rank, program, score.lanes, score.lane, issued, start, end, ready, stalls, done
+            self.representative.rank, program, runs.lanes, runs.lane, issued, start, end, ready, stalls, done
         )
 
 
-class _Rest:
+class _WaitingStream:
     """A stream that waits for a signal."""
 
     __slots__ = ("_element", "_issued", "_stream")
@@ -361,7 +368,7 @@ class _Rest:
         return self._stream
 
 
-class _Nap:
+class _WaitingHost:
     """A host that waits for a signal."""
 
     __slots__ = ("_element", "_rank")

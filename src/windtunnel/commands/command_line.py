@@ -1,6 +1,6 @@
 """windtunnel: dry-run, rematerialise and probe large-model training from a laptop.
 
-argv ──> corrected (underscores, mistyped names) ──> parser of one verb ──> the verb ──> exit code
+argv ──> corrected (underscores, mistyped names) ──> parser of one command ──> the command ──> exit code
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import NoReturn
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import INTERRUPTED, WindtunnelError
 from windtunnel.frameworks import load_door
 from windtunnel.terminal_text import plain_text
 
 __all__ = ["VERBS", "parser_of", "run_command", "with_known_options"]
 
-# A verb is a module: its docstring is the help, `add_arguments(parser)` and `run(args)` are all it has. It is imported
-# when it is asked for: together they take longer than most of what one of them does.
+# A verb is a module: its docstring is the help text, and it has `add_arguments(parser)` and `run(args)`. Only the verb
+# that is used is imported: importing all of them takes longer than most of them run.
 VERBS = ("run", "remat", "replay", "compare", "recover", "view", "devices")
 _PROGRAM = "windtunnel"
 _DESCRIPTION = "windtunnel: dry-run, rematerialise and probe large-model training from a laptop."
 
 
 def run_command(argv: list[str], on_ready: Callable[[], object] = lambda: None) -> int:
-    """Run one command line; returns the exit code. `on_ready` is called when its verb begins."""
+    """Run one command line and return the exit code. `on_ready` is called right before the verb runs."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no "…" shows "?" for it
+            stream.reconfigure(errors="replace")  # a terminal without "…" shows "?"
     _check_verb(argv)
     parser, verbs = parser_of(argv[:1])
     if argv and argv[0] in verbs:
@@ -49,15 +49,15 @@ def run_command(argv: list[str], on_ready: Callable[[], object] = lambda: None) 
         return error.exit_code
     except KeyboardInterrupt:
         print("windtunnel: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough, as in `| head`. What is still buffered must not fail once more at exit.
+        # The reader has closed the pipe, as in `| head`. Flushing what is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def parser_of(asked: Iterable[str] = VERBS) -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
-    """The parser of the verbs that are asked for, and each of theirs; of all verbs if none is."""
+    """Return the parser of the given verbs, and one parser per verb; of all verbs if none is known."""
     parser = _Parser(
         prog=_PROGRAM,
         description=_DESCRIPTION,
@@ -80,7 +80,7 @@ def parser_of(asked: Iterable[str] = VERBS) -> tuple[argparse.ArgumentParser, di
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one sentence, and where the options are."""
+    """Reports a wrong command line in one sentence, with the command that lists the options."""
 
     def error(self, message: str) -> NoReturn:
         self.refuse(message, f"{self.prog} --help")
@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, plain_text(f"windtunnel: {message}\n  next: {hint}\n"))
 
     def option_of(self, text: str) -> argparse.Action | None:
-        """The option that is called so, or that alone begins so."""
+        """Return the option with this name, or the only one that starts with it."""
         known = self._option_string_actions
         if text in known:
             return known[text]
@@ -103,12 +103,12 @@ class _Parser(argparse.ArgumentParser):
 
     @property
     def ends_with_a_script(self) -> bool:
-        """Whether what follows the first argument belongs to a script."""
+        """Whether the words after the first argument belong to a script."""
         return any(action.nargs == argparse.REMAINDER for action in self._actions)
 
 
 def _check_verb(argv: list[str]) -> None:
-    """Before any verb is imported: a name that nobody knows is answered at once."""
+    """Reject an unknown verb at once, before any verb is imported."""
     if not argv or argv[0].startswith("-") or argv[0] in VERBS:
         return
     given = argv[0]
@@ -117,11 +117,11 @@ def _check_verb(argv: list[str]) -> None:
     if given.endswith(".py"):
         hint = f"{_PROGRAM} run {given}"
     usage = f"{_PROGRAM} [-h] [--version] VERB ..."
-    _Parser(prog=_PROGRAM, usage=usage).refuse(f"there is no verb {given!r}", hint)
+    _Parser(prog=_PROGRAM, usage=usage).refuse(f"unknown command {given!r}", hint)
 
 
 def with_known_options(argv: list[str], parser: _Parser) -> list[str]:
-    """The same with dashes where torchrun allows underscores; what follows a script is the script's."""
+    """Replace underscores in option names by dashes, as torchrun does; the words after a script are left alone."""
     corrected = list(argv)
     n = 0
     while n < len(corrected):
@@ -144,10 +144,10 @@ def with_known_options(argv: list[str], parser: _Parser) -> list[str]:
 
 
 def _refuse_option(name: str, parser: _Parser) -> NoReturn:
-    known = [option for option in parser.options if option.startswith(name)]  # begin so, several of them
+    known = [option for option in parser.options if option.startswith(name)]  # an ambiguous prefix
     near = known or difflib.get_close_matches(name.replace("_", "-"), parser.options, n=1)
     said = f"did you mean {' or '.join(near)}? " if near else ""
-    parser.refuse(f"there is no option {name}", f"{said}all: {parser.prog} --help")
+    parser.refuse(f"unknown option {name}", f"{said}all options: {parser.prog} --help")
 
 
 def _module(verb: str) -> ModuleType:

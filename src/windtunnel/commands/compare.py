@@ -1,9 +1,9 @@
-"""Find where two runs part: the first value of two precision dumps that differs, in the order of execution.
+"""Find where two runs diverge: the first value that differs between two precision dumps, in execution order.
 
-A and B are dump folders of PrecisionDebugger (ours or msProbe's, of PyTorch or MindSpore), or a step, a rank or a
-dump.json in them.
-Statistics or full tensors are compared, whichever the dumps have. Differences by rounding are told apart from
-real ones by the types of the tensors and by what came before; see --exact and --fail-over.
+A and B are dump folders of PrecisionDebugger (windtunnel's or msProbe's, of PyTorch or MindSpore), or a step, a rank
+or a dump.json inside one.
+Statistics or full tensors are compared, whichever the dumps have. Rounding differences are distinguished from real
+ones by the data types of the tensors and by the differences of their inputs; see --exact and --fail-over.
 
 Exit code 3: the dumps differ.
 """
@@ -23,63 +23,62 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
-from windtunnel.errors import UsageError
-from windtunnel.probe.comparison import OnProgress, compare_dumps
-from windtunnel.probe.mapping import NO_MAPPING, Mapping
-from windtunnel.probe.mapping_file import read_mapping
-from windtunnel.probe.tolerance import Tolerance
-from windtunnel.probe.verdict import Findings
-from windtunnel.report.compare_csv import CsvReport
-from windtunnel.report.compare_file import compare_text
-from windtunnel.report.compare_page import PrecisionPage
-from windtunnel.report.compare_result import CompareResult
-from windtunnel.report.compare_table import render_compare
-from windtunnel.report.plain_console import PlainConsole
-from windtunnel.report.whole_file import whole_file
+from windtunnel.errors import DIFFERENT, UsageError
+from windtunnel.probe.compare.comparison import OnProgress, compare_dumps
+from windtunnel.probe.compare.mapping import NO_MAPPING, Mapping
+from windtunnel.probe.compare.mapping_file import read_mapping
+from windtunnel.probe.compare.tolerance import Tolerance
+from windtunnel.probe.compare.verdict import Findings
+from windtunnel.report.json.compare import compare_text
+from windtunnel.report.json.compare_csv import CsvReport
+from windtunnel.report.page.precision import PrecisionPage
+from windtunnel.report.results.compare import CompareResult
+from windtunnel.report.terminal.plain_console import PlainConsole
+from windtunnel.report.terminal.precision import render_compare
 from windtunnel.terminal_text import plain_json, plain_text
+from windtunnel.whole_file import whole_file
 
 __all__ = ["add_arguments", "run"]
 
-_PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
+_PATIENCE_S = 2.0  # a progress bar appears only after this time
 _PAGE = "compare.html"
-_DIFFERENT = 3  # exit code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: windtunnel compare dump_good dump_bad --html"
     parser.add_argument(
-        "a", type=Path, metavar="A", help="the run to judge by: a dump folder, a step, a rank, a dump.json"
+        "a", type=Path, metavar="A", help="the reference run: a dump folder, a step, a rank or a dump.json"
     )
-    parser.add_argument("b", type=Path, metavar="B", help="the run to judge")
+    parser.add_argument("b", type=Path, metavar="B", help="the run to check")
     parser.add_argument(
         "--mapping",
         type=Path,
         metavar="FILE",
-        help="names that mean the same in A and B: a mapping file of msProbe (YAML), or TOML or JSON like it",
+        help="file that maps names in A to names in B: msProbe's YAML format, or the same as TOML or JSON",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--fail-over",
         type=_tolerance,
         metavar="X",
-        help="a relative error above X is a difference, whatever the type",
+        help="report relative errors above X as differences, for every data type",
     )
-    how.add_argument("--exact", action="store_true", help="any difference is one, also by rounding")
+    how.add_argument("--exact", action="store_true", help="report every difference, including rounding")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="the verdict as JSON, to stdout")
+    form.add_argument("--json", action="store_true", help="print the verdict to stdout as JSON")
     form.add_argument(
-        "--csv", action="store_true", help="every value as a row, in msProbe's columns, to stdout"
+        "--csv", action="store_true", help="print one row per value to stdout as CSV, with msProbe's columns"
     )
-    form.add_argument("--html", action="store_true", help=f"a page with a picture, to {_PAGE}")
+    form.add_argument("--html", action="store_true", help=f"write a page with a chart to {_PAGE}")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where --json, --csv or --html is written instead"
+        "--out", type=Path, metavar="FILE", help="write --json, --csv or --html to this file instead"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare step by step; print the verdict; 3 if there is a difference."""
+    """Compare step by step and print the verdict; the exit code is 3 if there is a difference."""
     if args.out is not None and not (args.json or args.csv or args.html):
-        raise UsageError("--out says where, but not what", hint="add --json, --csv or --html")
+        raise UsageError("--out needs an output format", hint="add --json, --csv or --html")
     findings, page = Findings(), PrecisionPage()
     with _destination(args) as stream, _progress() as on_progress:
         csv = CsvReport(stream) if stream is not None else None
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             csv.close()
     result = CompareResult(__version__, str(args.a), str(args.b), args.fail_over, args.exact, findings)
     _show(args, result, page)
-    return 0 if findings.is_equal else _DIFFERENT
+    return 0 if findings.is_equal else DIFFERENT
 
 
 def _tolerance(text: str) -> float:
@@ -120,7 +119,7 @@ def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) 
     console = open_console(stderr=args.csv and args.out is None)
     with console.capture() as captured:
         console.print(render_compare(result))
-    # A module may be named in letters this stream does not have.
+    # Names of modules may have characters that the encoding of this stream lacks.
     encoding = getattr(console.file, "encoding", None) or "utf-8"
     console.file.write(captured.get().encode(encoding, "replace").decode(encoding))
     names = f"{shlex.quote(str(args.a))} {shlex.quote(str(args.b))}"
@@ -129,9 +128,9 @@ def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) 
             f"open {shlex.quote(str(path))} in a browser   (the module tree, and the error of every call)"
         )
     elif result.findings.is_equal and not args.exact and result.findings.n_rounding:
-        next_step = f"windtunnel compare {names} --exact   (where does rounding begin?)"
+        next_step = f"windtunnel compare {names} --exact   (where does rounding start?)"
     elif args.csv:
-        next_step = f"windtunnel compare {names} --html   (the same as a picture)"
+        next_step = f"windtunnel compare {names} --html   (the same as a chart)"
     else:
         next_step = f"windtunnel compare {names} --html   (the error of every call, in order)"
     print(plain_text(f"\nnext: {next_step}"), file=console.file)
@@ -139,7 +138,7 @@ def _show(args: argparse.Namespace, result: CompareResult, page: PrecisionPage) 
 
 @contextmanager
 def _destination(args: argparse.Namespace) -> Iterator[BinaryIO | None]:
-    """Where rows of CSV go while they are made; a file appears under its name only when it is whole."""
+    """Yield the stream for the CSV rows; a file gets its name only when it is complete."""
     if not args.csv:
         yield None
     elif args.out is None:
@@ -162,14 +161,14 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
             stream = closing.enter_context(whole_file(path))
         except OSError as error:
             raise UsageError(
-                f"cannot write {path}: {error.strerror or error}", hint="name another --out"
+                f"cannot write {path}: {error.strerror or error}", hint="choose another --out"
             ) from error
         yield stream
 
 
 @contextmanager
 def _progress() -> Iterator[OnProgress]:
-    """A bar on the terminal, once it is worth showing; it vanishes when done."""
+    """Show a progress bar on a terminal if it takes long; it disappears when done."""
     started = time.monotonic()
     with Progress(
         console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()

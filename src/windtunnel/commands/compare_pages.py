@@ -1,4 +1,4 @@
-"""The page of two things side by side, with what a terminal says of it: two runs, or two precision dumps.
+"""The page that compares two runs or two precision dumps, and the same comparison as text for the terminal.
 
     folders of two runs ──> comparison_page ──┐
     two dumps ────────────> precision_page ───┴──> (bytes of a page, text for the terminal)
@@ -17,19 +17,19 @@ from rich.console import RenderableType
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
 from windtunnel.errors import CorruptFile
-from windtunnel.probe.comparison import compare_dumps
-from windtunnel.probe.tolerance import Tolerance
-from windtunnel.probe.verdict import Findings
-from windtunnel.report.compare_page import PrecisionPage
-from windtunnel.report.compare_result import CompareResult
-from windtunnel.report.compare_table import render_compare
-from windtunnel.report.comparison_table import render_comparison
-from windtunnel.report.json_file import read_report
-from windtunnel.report.page_comparison import comparison_document
-from windtunnel.report.page_file import read_page_document
-from windtunnel.report.plain_console import PlainConsole
-from windtunnel.report.run_difference import run_difference
-from windtunnel.report.web_page import page_bytes
+from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.tolerance import Tolerance
+from windtunnel.probe.compare.verdict import Findings
+from windtunnel.report.json.run import read_report
+from windtunnel.report.page.precision import PrecisionPage
+from windtunnel.report.page.saved import read_page_document
+from windtunnel.report.page.two_runs import comparison_document
+from windtunnel.report.page.web_page import page_bytes
+from windtunnel.report.results.compare import CompareResult
+from windtunnel.report.results.run_difference import run_difference
+from windtunnel.report.terminal.plain_console import PlainConsole
+from windtunnel.report.terminal.precision import render_compare
+from windtunnel.report.terminal.two_runs import render_comparison
 
 __all__ = ["comparison_page", "is_run_folder", "precision_page"]
 
@@ -37,12 +37,12 @@ _REPORT, _PAGE = "report.json", "report.html"
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether `windtunnel run` wrote it."""
+    """Whether this is the output folder of `windtunnel run`."""
     return (path / _REPORT).is_file()
 
 
 def comparison_page(a: Path, b: Path) -> tuple[bytes, str]:
-    """Two run folders."""
+    """Compare two run folders."""
     a_run, b_run = read_report(a / _REPORT), read_report(b / _REPORT)
     document = comparison_document(_name(a), a_run, _page_of(a), _name(b), b_run, _page_of(b))
     text = _text(render_comparison(run_difference(a_run, b_run), str(a), str(b)))
@@ -50,7 +50,7 @@ def comparison_page(a: Path, b: Path) -> tuple[bytes, str]:
 
 
 def precision_page(a: Path, b: Path) -> tuple[bytes, str]:
-    """Two dumps, compared with the usual tolerance."""
+    """Compare two dumps with the default tolerance."""
     findings, page = Findings(), PrecisionPage()
     for found in compare_dumps(a, b, Tolerance(), on_note=findings.notes.append):
         findings.add(found)
@@ -64,7 +64,7 @@ def _name(folder: Path) -> str:
 
 
 def _page_of(folder: Path) -> dict[str, Any] | None:
-    """The page has more to tell than the report, but is not needed."""
+    """Return the data of report.html, which has more detail than report.json; None if it cannot be read."""
     try:
         return read_page_document(folder / _PAGE)
     except CorruptFile:

@@ -1,6 +1,6 @@
-"""The console that a verb writes its result to.
+"""The console that a verb prints its result to.
 
-    stream, COLUMNS ──> Console: as wide as the terminal; as wide as it takes where there is none
+    stream, COLUMNS ──> Console: as wide as the terminal, or unlimited if there is none
 
 A file or a pipe has no width: a sentence stays on one line there, for grep, and a table is as wide as its cells.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from windtunnel.report.plain_console import PlainConsole
+from windtunnel.report.terminal.plain_console import PlainConsole
 
 __all__ = ["open_console"]
 
@@ -18,7 +18,7 @@ _NO_LIMIT = 10_000  # columns
 
 
 def open_console(*, stderr: bool = False) -> PlainConsole:
-    """A console for stdout, or for stderr."""
+    """Return a console for stdout, or for stderr."""
     stream = sys.stderr if stderr else sys.stdout
     is_given = os.environ.get("COLUMNS", "").isdecimal()
     width = None if is_given or stream.isatty() else _NO_LIMIT

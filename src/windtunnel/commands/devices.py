@@ -1,6 +1,6 @@
-"""List the known accelerators and their figures.
+"""List the known accelerators and their specifications.
 
-A device is chosen with --device NAME, changed with NAME:mem=40GiB,link_gbs=200, or described in a TOML file of your own.
+Select a device with --device NAME, override values with NAME:mem=40GiB,link_gbs=200, or describe one in a TOML file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="write the table to stdout as JSON")
-    form.add_argument("--toml", metavar="NAME", help="print one device as a TOML file to start from")
+    form.add_argument("--json", action="store_true", help="print the table to stdout as JSON")
+    form.add_argument("--toml", metavar="NAME", help="print one device as TOML, as a template for your own")
 
 
 def run(args: Namespace) -> int:
@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
 
 
 def _table(devices: dict[str, DeviceProfile]) -> Table:
-    """Memory and rates."""
+    """Memory, arithmetic rates and memory bandwidth."""
     table = _empty_table("GiB", "usable", "fp16", "bf16", "fp8", "fp32", "GB/s")
     table.add_column("allocator")
     for device in devices.values():
@@ -54,19 +54,19 @@ def _table(devices: dict[str, DeviceProfile]) -> Table:
             _figure(device.bandwidth_gbs),
             device.allocator,
         )
-    table.caption = "fp16 to fp32: dense TFLOPS; GB/s: of memory"
+    table.caption = "fp16 to fp32: dense TFLOPS; GB/s: memory bandwidth"
     return table
 
 
 def _link_table(devices: dict[str, DeviceProfile]) -> Table:
-    """What joins devices inside a node and nodes with each other."""
+    """Links between devices inside a node, and between nodes."""
     table = _empty_table("GB/s", "us", "NICs", "GB/s", "us")
     table.add_column("link")
     for device in devices.values():
         inside = (device.link_gbs, device.link_latency_us)
         across = (device.nics, device.nic_gbs, device.nic_latency_us)
         table.add_row(device.id, *map(_figure, inside), *map(_figure, across), device.link)
-    table.caption = "of one device or NIC in one direction; NICs: for 8 devices; us: of one hop"
+    table.caption = "per device or NIC, one direction; NICs: for 8 devices; us: latency of one hop"
     return table
 
 
@@ -85,13 +85,13 @@ def _figure(number: float) -> str:
 
 
 def _toml(device: DeviceProfile) -> str:
-    """The device as a file that reads back as itself."""
+    """Return the device as a TOML file that can be read back."""
     found = asdict(device)
     id, memory, usable = found.pop("id"), found.pop("memory_bytes"), found.pop("usable_bytes")
     lines = [f'memory = "{memory}"', f'usable = "{usable}"']
-    # A JSON string, number or list is one of TOML too.
+    # Strings, numbers and lists are written the same in JSON and TOML.
     lines += [f"{key} = {json.dumps(value)}" for key, value in found.items()]
     return (
-        '# A device for windtunnel run --device FILE.toml; sizes are bytes, or text such as "40GiB"; 0: none, or not known.\n'
+        '# A device for windtunnel run --device FILE.toml; sizes are in bytes, or text such as "40GiB"; 0: none, or unknown.\n'
         f"[{id}]\n" + "\n".join(lines) + "\n"
     )

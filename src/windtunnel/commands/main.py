@@ -1,8 +1,8 @@
-"""The program `windtunnel`. An interrupt, whenever it comes, is one line and exit code 130.
+"""The program `windtunnel`. An interrupt at any moment prints one line and exits with code 130.
 
-    sys.argv ──> command_line (imported with the handler in place) ──> exit code
+    sys.argv ──> command_line (imported once the signal handler is installed) ──> exit code
 
-Nothing but what an interrupt needs is imported before that: the other imports take seconds on a cold disk.
+Only what the handler needs is imported before that: the other imports take seconds on a cold disk.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from windtunnel.errors import INTERRUPTED
+
 __all__ = ["main"]
 
-_INTERRUPTED = 130
 _AGAIN_S = 0.05
 _SENTENCE = "windtunnel: interrupted\n"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code.
+    """Run one command line and return the exit code.
 
-    0 fits or equal, 1 a bug of ours, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
-    Without `argv` this is the whole program, and takes care of signals. With it, they are the caller's.
+    0 fits or equal, 1 internal error, 2 usage, 3 the script failed or dumps differ, 4 does not fit, 130 interrupted.
+    Without `argv` this is the whole program and handles signals. With `argv` the caller handles them.
     """
     if argv is not None:
         return _run(argv)
     try:
-        is_deaf = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a job in the background
-        if is_deaf or threading.current_thread() is not threading.main_thread():
+        is_ignored = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a background job
+        if is_ignored or threading.current_thread() is not threading.main_thread():
             return _run(sys.argv[1:])
         sys.unraisablehook = _report_unraisable
-        # Until a verb begins there is nothing to tidy up, so the process may end at once. An exception would have
-        # to pass through whatever package is being imported, and not all of them let it.
-        signal.signal(signal.SIGINT, _leave_saying_so)
+        # Until a verb starts there is nothing to clean up, so the process may exit at once. An exception would have
+        # to pass through the package that is being imported, and some packages swallow it.
+        signal.signal(signal.SIGINT, _exit_with_message)
         code = _run(sys.argv[1:], lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-        signal.signal(signal.SIGINT, _leave)  # all is said: only the interpreter is still to end
+        signal.signal(signal.SIGINT, _exit)  # everything is printed: only the interpreter still has to exit
         return code
     except KeyboardInterrupt:  # between two of these lines
         sys.stderr.write(_SENTENCE)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _run(argv: list[str], on_ready: Callable[[], object] = lambda: None) -> int:
@@ -51,17 +52,17 @@ def _run(argv: list[str], on_ready: Callable[[], object] = lambda: None) -> int:
     return run_command(argv, on_ready)
 
 
-def _leave_saying_so(number: int, frame: FrameType | None) -> None:
+def _exit_with_message(number: int, frame: FrameType | None) -> None:
     os.write(2, _SENTENCE.encode())
-    os._exit(_INTERRUPTED)
+    os._exit(INTERRUPTED)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(_INTERRUPTED)
+def _exit(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 def _report_unraisable(failure: sys.UnraisableHookArgs) -> None:
-    """An interrupt that fell into a destructor, where no exception gets out: it is sent again when that has ended."""
+    """Send an interrupt again that arrived in a destructor, where exceptions are ignored."""
     if failure.exc_type is KeyboardInterrupt:
         threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:

@@ -1,10 +1,10 @@
-"""Show one page to the browsers of this machine, and nothing else to anybody.
+"""Serve one page to browsers on this machine, and nothing else to anyone.
 
     bytes of a page ──> PageServer ──> http://127.0.0.1:PORT/TOKEN/
 
-Only loopback is listened on. Programs of other users of the machine reach that too, so the path is a secret; and a web
-page whose name was made to mean 127.0.0.1 does too, so the name the browser asks for must be one of loopback.
-Whatever else is asked for is not found, and no file is ever looked for by the path of a request.
+The server listens on loopback only. Other users of the machine can reach that too, so the path is a secret token. A web
+page can reach it by DNS rebinding, so the Host header must be a loopback name.
+Every other request gets 404, and the path of a request is never used to open a file.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from typing import Any
 
 __all__ = ["PageServer"]
 
-# Any port: through `ssh -L 8000:127.0.0.1:PORT` the browser names the port at its own end.
+# Any port: through `ssh -L 8000:127.0.0.1:PORT` the Host header has the port of the browser's side.
 _LOOPBACK_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-_PATIENCE_S = 20.0  # with a client that says or takes nothing
-_PIECE = 1 << 18  # bytes handed over within one patience: a slow line needs several for a large page
+_PATIENCE_S = 20.0  # with a client that neither sends nor receives
+_PIECE = (
+    1 << 18
+)  # bytes per write, each with its own timeout: a slow connection needs several for a large page
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # The page may open Perfetto and talk to it; who opened the page may not talk to the page.
+    # The page may open Perfetto and send messages to it; a page that opened this one may not.
     "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A page of ours says more in its head; this also holds for one that came with a folder from elsewhere.
+    # Our own pages have a stricter policy in their <head>; this one also covers a page from someone else's folder.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
 
 
 class PageServer(ThreadingTCPServer):
-    """Listens from the moment it is made; `serve_forever` answers. `page` is asked for each request."""
+    """Listens as soon as it is created; `serve_forever` answers. `page` is called for each request."""
 
-    daemon_threads = True  # a client that hangs does not keep the command from ending
+    daemon_threads = True  # a client that hangs does not keep the command from exiting
     request_queue_size = 64
 
     def __init__(self, page: Callable[[], bytes]) -> None:
@@ -57,7 +59,7 @@ class PageServer(ThreadingTCPServer):
         return f"http://127.0.0.1:{self.port}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -92,7 +94,7 @@ class _OnePage(BaseHTTPRequestHandler):
         return is_here and secrets.compare_digest(asked, self.server.path.encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Whatever is wrong with a request, the answer is the same, and says nothing."""
+        """Answer every wrong request with the same empty 404."""
         self.close_connection = True
         self._send_head(HTTPStatus.NOT_FOUND, {}, 0)
 
@@ -103,4 +105,4 @@ class _OnePage(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal belongs to the user."""
+        """Log nothing: the terminal belongs to the user."""

@@ -1,6 +1,6 @@
 """`windtunnel remat --advise`: checkpointing, the best fixed set and windtunnel.dtr on the same recording.
 
-Program, costs, card ──> advise ──> table | JSON, and DIR/advice.json, advice.png, advice.svg, report.html
+Program, costs, device ──> advise ──> table | JSON, and DIR/advice.json, advice.png, advice.svg, report.html
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import Progress
@@ -16,29 +17,35 @@ from rich.progress import Progress
 from windtunnel.commands.console import open_console
 from windtunnel.commands.remat_page import add_to_page
 from windtunnel.devices import DeviceProfile
-from windtunnel.errors import MissingFramework, UsageError
-from windtunnel.remat.advisor import Advice, advise
-from windtunnel.remat.curve import MakeAllocator
+from windtunnel.errors import DOES_NOT_FIT, MissingFramework, UsageError
+from windtunnel.remat.advisor.advisor import Advice, advise
+from windtunnel.remat.advisor.selective_model import check_solver
 from windtunnel.remat.engine import Settings
-from windtunnel.remat.program import Program
-from windtunnel.remat.program_costs import ProgramCosts
-from windtunnel.remat.selective_model import check_solver
-from windtunnel.report.advisor_picture import draw_advice
-from windtunnel.report.advisor_table import advice_document, recommended, render_advice
-from windtunnel.report.page_remat import advice_part
-from windtunnel.report.plain_console import PlainConsole
+from windtunnel.remat.simulated.curve import MakeAllocator
+from windtunnel.remat.simulated.program import Program
+from windtunnel.remat.simulated.program_costs import ProgramCosts
+from windtunnel.report.page.remat import advice_part
+from windtunnel.report.pictures.advisor import draw_advice
+from windtunnel.report.results.run import RankResult
+from windtunnel.report.terminal.advisor import advice_document, recommended, render_advice
+from windtunnel.report.terminal.plain_console import PlainConsole
 from windtunnel.terminal_text import plain_json, plain_text
 from windtunnel.units import MIB
 
 __all__ = ["check_request", "give_advice"]
 
+Confirm = Callable[[tuple[str, ...]], RankResult | None]  # given the paths of modules to checkpoint
+
+_MOST_CONFIRMATIONS = 3  # dry runs; what is recommended after them is marked as an estimate
 _SOLVER_S = 30.0  # for all budgets together
 
 
 def check_request(policies: Sequence[str]) -> None:
-    """Before anything is run: can this be answered?"""
+    """Check the options before anything runs."""
     if len(policies) > 1:
-        raise UsageError("--advise compares ways to compute again, not policies", hint="name one --policy")
+        raise UsageError(
+            "--advise compares recomputation strategies, not policies", hint="pass a single --policy"
+        )
     check_solver()
 
 
@@ -53,10 +60,16 @@ def give_advice(
     folder: Path | None,
     is_json: bool,
     make_allocator: MakeAllocator,
+    confirm: Confirm | None = None,
     writes_page: bool = False,
 ) -> int:
-    """Compare, write, show; the exit code."""
+    """Compare the strategies, write the files, print the result; returns the exit code.
+
+    `confirm` dry-runs the program with modules checkpointed; without it the recording alone answers.
+    """
     advice = _advise(program, costs, device, settings, budgets, make_allocator)
+    if confirm is not None:
+        advice = _confirmed(advice, confirm)
     notes = _write(folder, advice, subject) if folder is not None else []
     if folder is not None and writes_page:
         notes += filter(None, [add_to_page(folder, advice_part(advice, subject, device.id))])
@@ -70,7 +83,7 @@ def give_advice(
         for note in notes:
             console.print(f"note: {note}", markup=False)
         print(plain_text(f"\n{_next(advice, folder)}"))
-    return 0 if recommended(advice) is not None else 4
+    return 0 if recommended(advice) is not None else DOES_NOT_FIT
 
 
 def _advise(
@@ -81,7 +94,7 @@ def _advise(
     budgets: Sequence[int] | None,
     make_allocator: MakeAllocator,
 ) -> Advice:
-    """With a bar on the terminal that vanishes when done."""
+    """Compare, with a progress bar on a terminal."""
     with Progress(
         console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
@@ -96,8 +109,28 @@ def _advise(
         )  # fmt: skip
 
 
+def _confirmed(advice: Advice, confirm: Confirm) -> Advice:
+    """Replace the recording's answer about a recommended checkpointing with that of a dry run."""
+    for _ in range(_MOST_CONFIRMATIONS):
+        chosen = recommended(advice)
+        if chosen is None or chosen.way != "blocks" or chosen.is_confirmed:
+            break
+        result = confirm(advice.block_paths[: chosen.n_blocks])
+        if result is None:
+            break
+        is_out_of_memory = not result.fits or bool(result.n_retries)
+        found = replace(
+            chosen,
+            reserved_bytes=result.peak_with_fragments_bytes,
+            is_out_of_memory=is_out_of_memory,
+            is_confirmed=True,
+        )
+        advice = replace(advice, points=tuple(found if p is chosen else p for p in advice.points))
+    return advice
+
+
 def _write(folder: Path, advice: Advice, subject: str) -> list[str]:
-    """The files; a picture that cannot be drawn is a note."""
+    """Write the files; a picture that cannot be drawn becomes a note."""
     notes = []
     try:
         for name in ("advice.png", "advice.svg"):
@@ -109,7 +142,7 @@ def _write(folder: Path, advice: Advice, subject: str) -> list[str]:
         path.write_text(_text(advice), encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror or error}", hint="name another folder with --out"
+            f"cannot write {path}: {error.strerror or error}", hint="choose another folder with --out"
         ) from error
     return notes
 
@@ -118,7 +151,7 @@ def _next(advice: Advice, folder: Path | None) -> str:
     chosen = recommended(advice)
     lines = []
     if chosen is None:
-        lines.append("a smaller micro-batch, or more cards to shard the model over")
+        lines.append("use a smaller micro-batch, or shard the model over more devices")
     elif chosen.way == "dtr":
         size = f"{chosen.threshold_bytes // MIB}MiB"
         lines.append(
@@ -126,13 +159,19 @@ def _next(advice: Advice, folder: Path | None) -> str:
         )
     elif chosen.way == "blocks":
         lines.append(
-            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   (where blocks are called)"
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   (where the blocks are called)"
         )
+        if not chosen.is_confirmed:
+            modules = " ".join(f"--checkpoint {path}" for path in advice.block_paths[: chosen.n_blocks][:1])
+            rest = " ..." if chosen.n_blocks > 1 else ""
+            lines.append(
+                f"windtunnel run {modules}{rest} SCRIPT   (the exact figure: this one was estimated from the recording)"
+            )
     else:
-        lines.append("train: it fits as it is")
+        lines.append("train as is: it fits")
     if folder is not None:
         picture = shlex.quote(str(folder / "advice.png"))
-        lines.append(f"{picture}   (time against memory)")
+        lines.append(f"{picture}   (time versus memory)")
     return "next: " + "\n      ".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Where a program to rematerialise comes from: the recording of one rank, and what is known about it.
+"""The input of `windtunnel remat`: the recording of one rank, and what is known about it.
 
 recording.arrows | rankR/ | the folder of a run ──> open_recording ──> RematSource
 """
@@ -31,7 +31,7 @@ class RematSource:
 
 
 def open_recording(path: Path, rank: int | None) -> RematSource:
-    """Read the recording of a rank; of a folder, the first rank if none is asked for."""
+    """Read the recording of a rank; in a folder, of the first rank unless `rank` is given."""
     file, notes = _file_in(path, rank) if path.is_dir() else (path, ())
     recording = read_foreign_recording(file)
     header = recording.header
@@ -57,7 +57,8 @@ def _file_in(folder: Path, rank: int | None) -> tuple[Path, tuple[str, ...]]:
         return folder / _NAME, ()
     if not ranks:
         raise UsageError(
-            f"{folder} has no recording in it", hint="name a folder that `windtunnel run` or `remat` wrote"
+            f"{folder} has no recording",
+            hint="pass the output folder of `windtunnel run` or `windtunnel remat`",
         )
     chosen = min(ranks) if rank is None else rank
     if chosen not in ranks:
@@ -65,5 +66,5 @@ def _file_in(folder: Path, rank: int | None) -> tuple[Path, tuple[str, ...]]:
         raise UsageError(f"{folder} has no recording of rank {rank}", hint=f"it has ranks {known}")
     more = len(ranks) - 1
     if rank is None and more:
-        return ranks[chosen], (f"this is rank {chosen}; --rank shows one of the {more} others",)
+        return ranks[chosen], (f"this is rank {chosen}; use --rank for one of the {more} others",)
     return ranks[chosen], ()

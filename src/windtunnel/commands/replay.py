@@ -1,10 +1,10 @@
-"""Replay recorded allocations through other allocators: what if?
+"""Replay recorded allocations with other allocators and settings: would it fit, and with how much fragmentation?
 
-FILE is a torch memory snapshot (torch.cuda.memory._dump_snapshot), a recording of `windtunnel run`, or what a
-MindSpore run left behind: memory_block.csv, its logs, or the *_validate_*.ir of a static graph. The directory of a
-run works too. Nothing in a file is executed.
+FILE is a torch memory snapshot (torch.cuda.memory._dump_snapshot), a recording of `windtunnel run`, or a file of a
+MindSpore run: memory_block.csv, its logs, or the *_validate_*.ir of a static graph. The directory of a run works
+too. Nothing in a file is executed.
 
-Exit code 4: no allocator of a table fits the --device, or a rank of the logs does not.
+Exit code 4: no allocator in a table fits the --device, or a rank in the logs does not fit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from rich.progress import Progress
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
-from windtunnel.memory.dryrun_log import read_logs
-from windtunnel.memory.replay_files import ReplayFiles, find_replay_files
-from windtunnel.memory.what_if import AllocatorChoice, ask_what_if, default_choices, make_choice
-from windtunnel.memory.what_if_source import open_source
-from windtunnel.report.dryrun_log_table import LogFacts, log_document, render_logs
-from windtunnel.report.plain_console import PlainConsole
-from windtunnel.report.what_if_table import (
+from windtunnel.errors import DOES_NOT_FIT
+from windtunnel.memory.files.dryrun_log import read_logs
+from windtunnel.memory.files.replay_folder import ReplayFiles, find_replay_files
+from windtunnel.memory.what_if.search import AllocatorChoice, ask_what_if, default_choices, make_choice
+from windtunnel.memory.what_if.source import open_source
+from windtunnel.report.terminal.dryrun_log import LogFacts, log_document, render_logs
+from windtunnel.report.terminal.plain_console import PlainConsole
+from windtunnel.report.terminal.what_if import (
     WhatIf,
     best_conf,
     render_ranks,
@@ -44,7 +45,7 @@ __all__ = ["add_arguments", "run"]
 
 SCHEMA = 1
 MINDSPORE_DEVICE = "ascend-910b-64gb"
-_PATIENCE_S = 2.0  # a bar appears only when the answer takes longer
+_PATIENCE_S = 2.0  # a progress bar appears only after this time
 _EPILOG = (
     "example: windtunnel replay snapshot.pickle --device a100-80gb --allocator cuda:max_split_size_mb=256"
 )
@@ -52,18 +53,20 @@ _EPILOG = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what to replay")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file or directory to replay")
     parser.add_argument(
-        "--device", metavar="NAME", help="would it fit this device? (NAME, NAME:mem=40GiB, or a TOML file)"
+        "--device",
+        metavar="NAME",
+        help="check whether it fits this device: NAME, NAME:mem=40GiB, or a TOML file",
     )
     parser.add_argument(
         "--allocator",
         action="append",
         default=[],
         metavar="NAME[:key=value,…]",
-        help="try this one; may be repeated",
+        help="allocator to try; may be repeated (default: several)",
     )
-    parser.add_argument("--json", action="store_true", help="write the result to stdout as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result to stdout as JSON")
 
 
 def run(args: Namespace) -> int:
@@ -73,7 +76,7 @@ def run(args: Namespace) -> int:
     found = [find_replay_files(path) for path in args.files]
     logs = list(dict.fromkeys(file for one in found if one.kind == "log" for file in one.files))
     if logs and chosen:
-        open_source(logs[0])  # refuses: no allocator can be tried on totals
+        open_source(logs[0])  # raises: logs have totals only, and an allocator needs single allocations
     usable_bytes = device.usable_bytes if device else None
     facts = LogFacts(read_logs(logs), args.device, usable_bytes) if logs else None
     runs = [
@@ -86,7 +89,7 @@ def run(args: Namespace) -> int:
     else:
         _print_tables(runs, facts, args)
     all_fit = all(result.best.fits for results in runs for result in results)
-    return 0 if all_fit and (facts is None or facts.fits is not False) else 4
+    return 0 if all_fit and (facts is None or facts.fits is not False) else DOES_NOT_FIT
 
 
 def _ask_all(
@@ -96,7 +99,7 @@ def _ask_all(
     device: DeviceProfile | None,
     called: str | None,
 ) -> list[WhatIf]:
-    """A result for each rank; of a run of ours, for the rank that needs most."""
+    """Return a result for each rank; for a run of windtunnel, only for the rank that needs most."""
     paths = [path] if found.kind == "recording" else list(found.files)
     results = [_ask(one, chosen, device, called) for one in paths]
     source = replace(results[0].source, notes=(*found.notes, *results[0].source.notes))
@@ -148,7 +151,7 @@ def _next_command(result: WhatIf, args: Namespace) -> str:
         return f"windtunnel replay {file} --device {device}   (would it fit?)"
     conf = best_conf(result)
     if conf is not None:
-        return f"{conf} python your_script.py   (the best row, on the real device)"
+        return f"{conf} python your_script.py   (the best row, on a real device)"
     device = shlex.quote(result.device)
     other = "mindspore:enable_vmm=True,vmm_align_size=4MB" if is_mindspore else "cuda:max_split_size_mb=512"
     return f"windtunnel replay {file} --device {device} --allocator {other}   (or yours)"
@@ -158,12 +161,12 @@ def _next_for_logs(args: Namespace) -> str:
     if args.device is None:
         file = shlex.quote(str(args.files[0]))
         return f"windtunnel replay {file} --device {MINDSPORE_DEVICE}   (would it fit?)"
-    return "MS_ALLOC_CONF=memory_tracker:True python your_script.py, then windtunnel replay rank_0   (who holds it)"
+    return "MS_ALLOC_CONF=memory_tracker:True python your_script.py, then windtunnel replay rank_0   (what uses the memory)"
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal, once it is worth showing; it vanishes when done."""
+    """Show a progress bar on a terminal if it takes long; it disappears when done."""
     started = time.monotonic()
     with Progress(
         console=PlainConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()

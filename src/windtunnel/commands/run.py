@@ -1,7 +1,7 @@
-"""Run a training script on simulated devices: does it build, does it fit, what holds the memory.
+"""Run a training script on simulated devices: does it run, does it fit, what uses the memory.
 
-The script is your own, unmodified: `windtunnel run --device a100-80gb train.py --batch-size 8`.
-Options of windtunnel come before the script, the script's own after it.
+The script needs no changes: `windtunnel run --device a100-80gb train.py --batch-size 8`.
+Options of windtunnel come before the script, the script's own options after it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from windtunnel.capture.framework_choice import framework_of
 from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.commands.console import open_console
-from windtunnel.commands.page_stage import PAGE
-from windtunnel.commands.request import RunRequest, check_request, conf_of_environment
-from windtunnel.commands.run_folder import discard_empty_run, prepare_folder
-from windtunnel.commands.run_options import OUT, add_arguments
+from windtunnel.commands.run_options import OUT, add_arguments, misplaced_options
 from windtunnel.commands.screen import Screen
-from windtunnel.commands.script_check import check_module, check_script
-from windtunnel.commands.simulation import Simulation, simulate
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
-from windtunnel.report.json_file import report_text
-from windtunnel.report.terminal import show_run
+from windtunnel.report.json.run import report_text
+from windtunnel.report.terminal.run import show_run
+from windtunnel.session.page_stage import PAGE
+from windtunnel.session.request import RunRequest, check_request, conf_of_environment
+from windtunnel.session.run_folder import discard_empty_run, prepare_folder
+from windtunnel.session.script_check import check_module, check_script
+from windtunnel.session.simulation import Simulation, simulate
 from windtunnel.terminal_text import plain_json, plain_text
 
 __all__ = ["add_arguments", "read_request", "run"]
@@ -58,17 +58,17 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
     folder = request.folder
     failed = [rank for rank in simulation.result.ranks if rank.status == "failed"]
     if failed:
-        return f"\nnext: less {folder}/rank{failed[0].rank}/run.log   (everything the script said)"
-    page = f"; {folder}/{PAGE} is that page" if (folder / PAGE).is_file() else ""
-    lines = [f"\nnext: windtunnel view {folder}   (look at it in a browser{page})"]
+        return f"\nnext: less {folder}/rank{failed[0].rank}/run.log   (the script's full output)"
+    page = f"; the page is {folder}/{PAGE}" if (folder / PAGE).is_file() else ""
+    lines = [f"\nnext: windtunnel view {folder}   (view it in a browser{page})"]
     rank = simulation.result.tightest
     is_to_ask = request.is_advising is None and request.framework == "torch" and request.level > 0
     if is_to_ask and not simulation.result.advice and request.device.kind != "cpu":
-        why = "how large a batch has room" if simulation.result.fits else "what would make it fit"
+        why = "how large a batch would fit" if simulation.result.fits else "what would make it fit"
         out = ["--out", str(request.folder)] if str(request.folder) != OUT else []
         options = ["--advise", "--force", *out, *request.options]
         again = shlex.join(["windtunnel", "run", *options, request.script, *request.arguments])
-        lines.append(f"      {again}   ({why}: a few runs more)")
+        lines.append(f"      {again}   ({why}; takes a few more runs)")
     if rank is not None and rank.peak_bytes:
         lines.append(
             f"      windtunnel replay {folder}/rank{rank.rank}   (the same program under other allocators)"
@@ -89,27 +89,28 @@ def _next(request: RunRequest, simulation: Simulation) -> str:
 
 
 def read_request(args: argparse.Namespace) -> RunRequest:
-    """What the options and the environment ask for, checked."""
+    """Build the request from the options and the environment, and check it."""
     if args.is_module:
         check_module(args.script)
     else:
         check_script(Path(args.script))
     framework = framework_of(args.script, args.is_module)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
-    _env_int("WINDTUNNEL_MOST_READS")  # read by every rank: a sentence now rather than none later
+    _env_int("WINDTUNNEL_MOST_READS")  # every rank reads it: report a wrong value now
     n_given, per_node = _layout(args)
-    n_cards = 1 if n_given is None else n_given
+    n_devices = 1 if n_given is None else n_given
     allocator = args.allocator or ("mindspore" if framework == "mindspore" else device.allocator)
     request = RunRequest(
         script=args.script,
         arguments=tuple(args.arguments),
+        misplaced=misplaced_options(args.arguments),
         is_module=args.is_module,
         device=device,
         allocator=allocator,
         allocator_conf=conf_of_environment(allocator),
-        ranks=_ranks(args, n_cards),
-        world_size=n_cards,
-        nproc_per_node=_first(per_node, _env_int("LOCAL_WORLD_SIZE"), min(n_cards, 8)),
+        ranks=_ranks(args, n_devices),
+        world_size=n_devices,
+        nproc_per_node=_first(per_node, _env_int("LOCAL_WORLD_SIZE"), min(n_devices, 8)),
         is_launched=n_given is not None,
         level=_first(args.level, _env_int("MS_SIMULATION_LEVEL"), 1),
         max_steps=args.steps,
@@ -141,36 +142,36 @@ def read_request(args: argparse.Namespace) -> RunRequest:
 
 
 def _layout(args: argparse.Namespace) -> tuple[int | None, int | None]:
-    """Cards of the job and of one machine, as far as they are given: torchrun counts machines, others count cards."""
+    """Devices in the job and per machine, as far as they are given: torchrun counts machines, others count devices."""
     per_node = args.nproc_per_node
     n_nodes = getattr(args, "nnodes", None)  # `remat` has no such option
     of_launcher = () if n_nodes is not None else (_env_int("RANK_SIZE"), _env_int("WORLD_SIZE"))
-    n_cards = next((n for n in (args.world_size, *of_launcher) if n is not None), None)
+    n_devices = next((n for n in (args.world_size, *of_launcher) if n is not None), None)
     if n_nodes is not None and n_nodes < 1:
-        raise UsageError(f"the number of machines is {n_nodes}, and a job has at least 1", hint="--nnodes 2")
-    if n_cards is not None:
-        if n_nodes is not None and per_node is not None and n_cards != n_nodes * per_node:
+        raise UsageError(f"--nnodes is {n_nodes}, but a job needs at least 1 machine", hint="--nnodes 2")
+    if n_devices is not None:
+        if n_nodes is not None and per_node is not None and n_devices != n_nodes * per_node:
             raise UsageError(
-                f"world size {n_cards} is not {n_nodes} machines of {per_node} cards each",
+                f"world size {n_devices} is not {n_nodes} machines with {per_node} devices each",
                 hint="leave --world-size out",
             )
-        if n_nodes is not None and n_cards % n_nodes:
+        if n_nodes is not None and n_devices % n_nodes:
             raise UsageError(
-                f"world size {n_cards} is not a multiple of the {n_nodes} machines",
+                f"world size {n_devices} is not a multiple of the {n_nodes} machines",
                 hint="change --world-size or --nnodes",
             )
-        return n_cards, per_node if n_nodes is None else n_cards // n_nodes
+        return n_devices, per_node if n_nodes is None else n_devices // n_nodes
     if per_node is not None:
         return per_node * _first(n_nodes, 1), per_node
     if n_nodes is not None:
         raise UsageError(
-            f"--nnodes {n_nodes} does not say how many cards one machine has", hint="add --nproc-per-node 8"
+            f"--nnodes {n_nodes} needs the number of devices per machine", hint="add --nproc-per-node 8"
         )
     return None, None
 
 
 def _ranks(args: argparse.Namespace, world_size: int) -> tuple[int, ...] | None:
-    """The ranks asked for; None if they are to be found."""
+    """Return the chosen ranks; None if representatives are to be found."""
     launched = [rank for rank in (_env_int("RANK_ID"), _env_int("RANK")) if rank is not None]
     if args.rank is not None:
         chosen = [args.rank]
@@ -214,5 +215,5 @@ def _env_wants_tracker() -> bool:
 
 
 def _first(*values: int | None) -> int:
-    """The first one given."""
+    """Return the first value that is given."""
     return next(value for value in values if value is not None)

@@ -1,9 +1,9 @@
-"""What a person sees while ranks run: the script's own lines, and one line of progress below them.
+"""Live output while ranks run: the script's own lines, and a progress line below them.
 
     lines of a rank, WorldProgress ──> Screen ──> terminal
 
-Progress is drawn on a terminal and vanishes at the end; without one, a run of many ranks says a line on stderr now
-and then. Lines are made harmless for the terminal here; run.log has them as the script wrote them.
+The progress line is drawn on a terminal and disappears at the end; without a terminal, a run of many ranks prints a
+line to stderr every few seconds. Control characters are removed here; run.log has the lines as the script wrote them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from windtunnel.commands.request import RunRequest
-from windtunnel.commands.run_log import last_lines
-from windtunnel.commands.world import WorldProgress
-from windtunnel.report.result import RunResult
+from windtunnel.report.results.run import RunResult
+from windtunnel.session.request import RunRequest
+from windtunnel.session.run_log import last_lines
+from windtunnel.session.world import WorldProgress
 
 __all__ = ["Screen", "harmless"]
 
@@ -34,13 +34,13 @@ _REFRESHES_PER_S = 8
 _SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal
 _RUNNING_NAMED = 4  # ranks
 _LONGEST = 2000  # characters of a line; run.log has the rest
-_TAIL_LINES = 40  # of a failed rank that was not shown
+_TAIL_LINES = 40  # of a failed rank whose output was not shown
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[^\[]")  # all but colours
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 class Screen:
-    """Shows a run on a console as it happens. Nothing that goes wrong with the terminal stops the run."""
+    """Shows a run on a console as it happens. Errors of the terminal do not stop the run."""
 
     def __init__(self, console: Console, request: RunRequest, *, shows_every_rank: bool) -> None:
         self._console = console
@@ -66,7 +66,7 @@ class Screen:
         if self._console.is_terminal:
             self._live.start()
         elif not self._is_one_rank:
-            threading.Thread(target=self._say_now_and_then, daemon=True).start()
+            threading.Thread(target=self._print_regularly, daemon=True).start()
         return self
 
     def __exit__(
@@ -77,11 +77,11 @@ class Screen:
             self._live.stop()
 
     def watch(self, world: WorldProgress) -> None:
-        """From now on, this is what progress is about."""
+        """Show this progress from now on."""
         self._world = world
 
     def tell(self, stage: str) -> None:
-        """What is going on, now that the ranks have run."""
+        """Set the current stage, after the ranks have run."""
         self._stage = stage
 
     def on_line(self, rank: int, text: str) -> None:
@@ -89,7 +89,7 @@ class Screen:
             self._write(text if self._is_one_rank else f"[rank {rank}] {text}")
 
     def show_failures(self, result: RunResult) -> None:
-        """The end of the log of the first failed rank, when its output was not shown as it came."""
+        """Print the end of the log of the first failed rank, unless its output was shown live."""
         failed = [rank.rank for rank in result.ranks if rank.status == "failed"]
         if not failed or self._shown is None or set(failed) & self._shown:
             return
@@ -99,7 +99,7 @@ class Screen:
                 self._write(f"[rank {failed[0]}] {line}")
 
     def close_stdout(self) -> None:
-        """Nobody reads any more, as after `| head`: what is still buffered must not fail again at exit."""
+        """Discard further output after the reader closed the pipe, as `| head` does: flushing it would fail at exit."""
         self._is_closed = True
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -120,7 +120,7 @@ class Screen:
             except (OSError, ValueError):
                 self.close_stdout()
 
-    def _say_now_and_then(self) -> None:
+    def _print_regularly(self) -> None:
         while not self._has_ended.wait(_SECONDS_BETWEEN_LINES):
             with suppress(OSError, ValueError):
                 print(f"windtunnel: {self._progress().plain}", file=sys.stderr, flush=True)
@@ -141,7 +141,7 @@ class Screen:
         parts = [f"{world.n_done} of {world.n_known} ranks done"]
         if request.ranks is None:
             n_classes = len(world.classes)
-            parts.append(f"{n_classes} kind{'' if n_classes == 1 else 's'} of work found")
+            parts.append(f"{n_classes} kind{'' if n_classes == 1 else 's'} of work found so far")
         parts += [f"{n_steps} steps", f"{seconds:.0f} s"]
         if (left := world.seconds_left) is not None:
             parts.append(f"about {left:.0f} s left")
@@ -153,12 +153,12 @@ def _running(world: WorldProgress) -> str:
     if not ranks:
         return ""
     more = f" and {len(ranks) - _RUNNING_NAMED} more" if len(ranks) > _RUNNING_NAMED else ""
-    waiting = f", {world.n_waiting} waiting for mail" if world.n_waiting else ""
+    waiting = f", {world.n_waiting} waiting for messages" if world.n_waiting else ""
     return f" (running: {', '.join(map(str, ranks[:_RUNNING_NAMED]))}{more}{waiting})"
 
 
 class _Late:
-    """Text that is asked for whenever the line is drawn."""
+    """Text that is computed each time the line is drawn."""
 
     def __init__(self, ask: Any) -> None:
         self._ask = ask
@@ -168,7 +168,7 @@ class _Late:
 
 
 def harmless(line: str) -> str:
-    """A line as a terminal may have it: colours stay; bells, cursor moves and other controls do not."""
+    """Make a line safe for a terminal: keep colours; remove bells, cursor moves and other control characters."""
     text = _CONTROLS.sub("?", _ESCAPES.sub("", line))
     if len(text) <= _LONGEST:
         return text

@@ -1,9 +1,9 @@
-"""How long a compressed batch of a recording will be, before it is unpacked.
+"""The unpacked size of a compressed batch of a recording, before it is unpacked.
 
-    Arrow message ──> its table of buffers ──> the length each says it has ──> unpacked_bytes
+    Arrow message ──> its table of buffers ──> the declared length of each ──> unpacked_bytes
 
-A buffer begins with its length once unpacked, and Arrow believes it. A file of some megabytes can unpack to 255 times as
-much, so the sum is looked at first. Only the few fields on the way to these lengths are read; the layout is that of
+A buffer begins with its unpacked length, which Arrow trusts. A file of some megabytes can unpack to 255 times as much, so
+the sum is checked first. Only the few fields that lead to these lengths are read; the layout is that of
 Arrow's Message.fbs and of FlatBuffers, where a table begins with the distance back to the list of its fields.
 """
 
@@ -22,7 +22,7 @@ _NOT_PACKED = -1  # a buffer that compression would have made longer
 
 
 def unpacked_bytes(message: pa.Message) -> int:
-    """Bytes of all buffers of a batch; ValueError if the message is none."""
+    """Return the bytes of all buffers of a batch; ValueError if the message is not a batch."""
     metadata, body = memoryview(message.metadata), memoryview(message.body)
     try:
         batch = _follow(metadata, _field(metadata, _follow(metadata, 0), _HEADER))
@@ -32,7 +32,7 @@ def unpacked_bytes(message: pa.Message) -> int:
         for i in range(unpack_from("<I", metadata, buffers)[0]):
             start, length = unpack_from("<qq", metadata, buffers + 4 + 16 * i)
             if start < 0 or length < 0 or start + length > len(body):
-                raise ValueError("a buffer lies outside of its batch")
+                raise ValueError("a buffer is outside of its batch")
             unpacked = unpack_from("<q", body, start)[0] if is_packed and length else _NOT_PACKED
             if unpacked < _NOT_PACKED:
                 raise ValueError("a buffer has a negative length")
@@ -43,7 +43,7 @@ def unpacked_bytes(message: pa.Message) -> int:
 
 
 def _field(data: memoryview, table: int, number: int, *missing: None) -> int | None:
-    """Where a field of a table stands."""
+    """The position of a field of a table."""
     fields = table - unpack_from("<i", data, table)[0]
     place = 4 + 2 * number
     n_bytes = unpack_from("<H", data, fields)[0]
@@ -54,5 +54,5 @@ def _field(data: memoryview, table: int, number: int, *missing: None) -> int | N
 
 
 def _follow(data: memoryview, place: int | None) -> int:
-    assert place is not None  # `_field` raises where nothing stands instead
+    assert place is not None  # without `missing`, `_field` raises instead of returning None
     return place + unpack_from("<I", data, place)[0]

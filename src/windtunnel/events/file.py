@@ -3,15 +3,16 @@
     rows ──> RecordingWriter ──> recording.arrows ──> read_recording ──> Recording
 
 Every batch carries the names, signatures and frames first used in it, and a checksum of all that: a file cut
-off by a crash or a full disk, or damaged later, is readable up to its last whole batch, and says which of the two.
+off by a crash or a full disk, or damaged later, is readable up to its last complete batch, and the two cases differ.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ from windtunnel.events.model import (
 )
 from windtunnel.foreign_files import open_file
 
-__all__ = ["RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
+__all__ = ["FLUSH_EVERY", "RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
 
 FORMAT_VERSION = 1
-_FLUSH_EVERY = 1 << 14  # rows: about a second of simulation, a quarter of a megabyte
+FLUSH_EVERY = 1 << 14  # rows: about a second of simulation, a quarter of a megabyte
 _SCHEMA = pa.schema(
     [(name, pa.from_numpy_dtype(dtype)) for name, dtype in COLUMNS.items()]
     + [("inputs", pa.list_(pa.int64())), ("outputs", pa.list_(pa.int64()))]
@@ -70,7 +71,7 @@ _SCHEMA = pa.schema(
 _MOST_EXPANSION = 100  # bytes of a batch for each packed one: real ones have 5 to 10
 _FREE_EXPANSION = 1 << 20  # and so many more, for small ones
 
-# What damaged bytes make of Arrow, JSON and our own records; MemoryError: a length nobody wrote.
+# What Arrow, JSON and our own records raise on damaged bytes; MemoryError: a damaged length.
 _DAMAGE = (
     pa.ArrowException,
     OSError,
@@ -83,7 +84,7 @@ _DAMAGE = (
 )
 
 # (kind, subject, value, extra, role, module, phase, stream, device, frame, inputs, outputs)
-Row = tuple[int, int, int, int, int, int, int, int, int, int, tuple[int, ...], tuple[int, ...]]
+Row = tuple[int, int, int, int, int, int, int, int, int, int, Sequence[int], Sequence[int]]
 
 
 class RecordingWriter:
@@ -94,10 +95,11 @@ class RecordingWriter:
         self.names: dict[str, int] = {}
         self.signatures: list[Signature] = []
         self.frames: dict[Frame, int] = {}
-        self.before_flush: Callable[[], None] = lambda: None  # a follower of the rows may look at them first
+        self.before_flush: Callable[[], None] = lambda: None  # for a reader that follows the rows
         self.failure: str | None = None  # why nothing more could be written, as on a full disk
         self._written = {"names": 0, "signatures": 0, "frames": 0}
         self._path, self._process = path, os.getpid()
+        self._lock = threading.Lock()  # one thread flushes at a time
         self._sink = pa.OSFile(str(path), "wb")
         schema = _SCHEMA.with_metadata(
             {"windtunnel": json.dumps({"version": FORMAT_VERSION, "header": header})}
@@ -119,8 +121,11 @@ class RecordingWriter:
         return len(self.signatures) - 1
 
     def flush_if_due(self) -> None:
-        if len(self.rows) >= _FLUSH_EVERY:
-            self.flush()
+        if len(self.rows) >= FLUSH_EVERY and self._lock.acquire(blocking=False):
+            try:
+                self.flush()
+            finally:
+                self._lock.release()
 
     def flush(self, footer: dict[str, Any] | None = None) -> None:
         """Write what was collected; a batch on disk survives whatever happens next."""
@@ -128,7 +133,9 @@ class RecordingWriter:
             self.rows.clear()
             return
         self.before_flush()
-        rows, self.rows[:] = list(self.rows), []
+        n_rows = len(self.rows)  # another thread may append meanwhile: those stay for the next batch
+        rows = self.rows[:n_rows]
+        del self.rows[:n_rows]
         if not rows and footer is None:
             return
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(_SCHEMA)
@@ -147,7 +154,7 @@ class RecordingWriter:
             self._fail(error, n_good_bytes)
 
     def close(self, footer: dict[str, Any] | None = None) -> None:
-        """Write the rest. What cannot be written is told by `failure` only: the program has already ended."""
+        """Write the rest. A failed write is reported by `failure` only: the program has already ended."""
         try:
             self.flush(footer or {})
             if self._is_writing:
@@ -181,7 +188,7 @@ class RecordingWriter:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording; one cut off by a crash comes back up to its last whole batch."""
+    """Read a recording; one cut off by a crash is read up to its last complete batch."""
     sources, stream, messages, header = _open(path)
     size = sources[0].size()
     is_damaged = False
@@ -263,11 +270,11 @@ def _open(
 
 
 def _refuse_bomb(path: Path, message: pa.Message) -> None:
-    """A batch that would take far more memory than its file: Arrow would unpack it before anyone can look."""
+    """Refuse a batch that would take far more memory than its file, before Arrow unpacks it."""
     most = _MOST_EXPANSION * message.body.size + _FREE_EXPANSION
     if (n_bytes := unpacked_bytes(message)) > most:
         raise CorruptFile(
-            f"{path} has a batch of {message.body.size:,} bytes that unpacks to {n_bytes:,}, and {most:,} are read",
+            f"{path} has a batch of {message.body.size:,} bytes that unpacks to {n_bytes:,}; the limit is {most:,}",
             hint="record it again",
         )
 
@@ -294,12 +301,12 @@ def _values_of(column: pa.Array) -> pa.Array:
 
 
 def _checksum(batch: pa.RecordBatch, extra: dict[str, str]) -> int:
-    """Of everything a batch says: its columns, and the texts beside them."""
+    """Checksum of everything in a batch: its columns, and the texts beside them."""
     total = 0
     for column in batch.columns:
         parts = (column.offsets, column.values) if isinstance(column, pa.ListArray) else (column,)
         for part in parts:
-            total = zlib.crc32(np.ascontiguousarray(part.to_numpy(zero_copy_only=False)), total)
+            total = zlib.crc32(np.ascontiguousarray(part.to_numpy(zero_copy_only=False)).data, total)
     for key in sorted(extra):
         total = zlib.crc32(extra[key].encode(), total)
     return total

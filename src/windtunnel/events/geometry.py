@@ -1,4 +1,4 @@
-"""What shape and strides alone say about a tensor."""
+"""Facts about a tensor that follow from its shape and strides alone."""
 
 from __future__ import annotations
 

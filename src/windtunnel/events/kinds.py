@@ -1,4 +1,4 @@
-"""What a row of a recording says, and the words that qualify it.
+"""The kinds of rows in a recording, and their qualifiers.
 
     numbers in the columns of a recording ──> Kind, Phase, CallFlag, Role
 
@@ -13,7 +13,7 @@ __all__ = ["CallFlag", "Kind", "Phase", "Role"]
 
 
 class Kind(IntEnum):
-    """What a row says."""
+    """The kind of a row."""
 
     OP = 1
     ALLOC = 2
@@ -50,16 +50,16 @@ class Phase(IntEnum):
 
 
 class CallFlag(IntFlag):
-    """What a run again of a `Call` depends on besides its name and its tensors."""
+    """What rerunning a `Call` depends on besides its name and its tensors."""
 
     GRAD = 1  # gradients were being recorded
-    ODD = 2  # it reads something that is more than a storage and its geometry, or a generator of its own
+    ODD = 2  # it reads more than storages and their geometry, or has its own generator
     COVERS = 4  # what it writes into is all of that storage
     SEEDED = 8  # it draws random numbers
 
 
 class Role(IntEnum):
-    """What a storage is for. `UNKNOWN` is settled later from its lifetime (activation or temporary)."""
+    """What a storage is for. `UNKNOWN` is determined later from its lifetime (activation or temporary)."""
 
     UNKNOWN = 0
     WEIGHT = 1

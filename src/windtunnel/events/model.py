@@ -1,4 +1,4 @@
-"""The words every room speaks: what a running program did, as small frozen records.
+"""The vocabulary that all packages share: what a running program did, as small frozen records.
 
     capture ──> rows (columns of ints) ──> file ──> Recording ──> memory, timing, remat, report
 
@@ -71,7 +71,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """A storage is born. `op` is the operator that asked for it (the next `Op` row with this id, or none)."""
+    """A storage is allocated. `op` is the operator that requested it (the next `Op` row with this id, or none)."""
 
     storage: int
     n_bytes: int
@@ -86,7 +86,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The last reference to a storage is gone."""
+    """A storage is freed: its last reference is gone."""
 
     storage: int
     module: int = NO_NAME
@@ -97,7 +97,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A storage turned out to be a weight, a gradient, optimizer state or an input; `name` says which."""
+    """A storage turned out to be a weight, a gradient, optimizer state or an input, with this name."""
 
     storage: int
     role: Role
@@ -119,12 +119,12 @@ class Sync:
 
     stream: int = -1
     device: int = 0
-    is_read: bool = False  # for a value it read, not because it was told to
+    is_read: bool = False  # to read a value, not by an explicit synchronisation
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event was put into a stream: it happens when all before it in the stream is done."""
+    """An event was recorded in a stream: it completes when all earlier work in the stream is done."""
 
     event: int
     stream: int = 0
@@ -133,7 +133,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventWait:
-    """A stream (-1: the host) waits until an event has happened."""
+    """A stream (-1: the host) waits until an event completes."""
 
     event: int
     stream: int = 0
@@ -187,8 +187,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Communication was started. The signature's name says which kind (`c10d.all_reduce`, `c10d.send`, ...);
-    its scalars are words such as `peer=3 op=SUM`: the global rank of a root or partner, the reduction."""
+    """Communication was started. The signature's name is its kind (`c10d.all_reduce`, `c10d.send`, ...);
+    its scalars are words such as `peer=3 op=SUM`: the global rank of a root or peer, the reduction."""
 
     id: int
     signature: int
@@ -213,7 +213,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Autograd saved a tensor for backward. The storage's FREE says when the program itself let go."""
+    """Autograd saved a tensor for backward. The storage's FREE is when the program itself released it."""
 
     handle: int
     storage: int
@@ -224,7 +224,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Autograd asked for what it saved. `storage` is what it was given: a fresh one if the program had let go."""
+    """Autograd loaded what it saved. `storage` is what it got: a fresh one if the program had released it."""
 
     handle: int
     storage: int
@@ -244,7 +244,7 @@ class Unsave:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The program called an operator; up to its `Return` stand the operators it is made of on this device."""
+    """The program called an operator; the rows up to its `Return` are the operators that it runs on this device."""
 
     id: int
     signature: int
@@ -291,7 +291,7 @@ Event = (
 # it, for a SAVE of the result of the operator that saves, for a SYNC that reads a value and for the MODULE_* rows around a
 # recomputation; the flags of a CALL. `role` is set for ALLOC and MARK; for a COLLECTIVE it is 1 if the program holds a
 # handle to wait on, for a FREE if Python's cycle collector did it. The ranks of a GROUP and what a RETURN wrote into
-# stand in `inputs`.
+# are in `inputs`.
 COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "subject": np.int64,
@@ -319,7 +319,9 @@ class Recording:
     outputs: tuple[np.ndarray, np.ndarray]
     is_complete: bool = True  # False: the program was killed; everything up to the last flush is here
     footer: dict[str, Any] = field(default_factory=dict)
-    is_damaged: bool = False  # what was written is no longer what it was; everything before that is here
+    is_damaged: bool = (
+        False  # the file was damaged after it was written; everything before the damage is here
+    )
 
     def __len__(self) -> int:
         return len(self.columns["kind"])

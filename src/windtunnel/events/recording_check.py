@@ -1,9 +1,9 @@
-"""A recording from elsewhere, read and checked: every number in range, every name a text.
+"""Read a recording from elsewhere and check it: every number in range, every name a string.
 
-    path ──> read_foreign_recording ──> Recording, or CorruptFile with the first thing that cannot be
+    path ──> read_foreign_recording ──> Recording, or CorruptFile with the first invalid item
 
-The checksum of a batch tells damage. It does not tell who wrote the file: anyone can compute one. The analyses look things
-up by the numbers in the columns, so a recording that a user names is checked once, here; one that we just made is not.
+The checksum of a batch detects damage, but not a forged file: anyone can compute a checksum. The analyses use the numbers
+in the columns as indexes, so a recording that a user names is checked once, here; one that we just made is not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LARGEST_ID = 1 << 62
 _LARGEST_STREAM = 1 << 20
 _MOST_DIMENSIONS = 64  # as torch
 _MOST_RANKS = 10_000_000  # ten times the largest machine there is
-_DEEPEST_STACK = 5_000  # frames: Python itself stops a program at 1,000 unless it asks for more
+_DEEPEST_STACK = 5_000  # frames: Python itself stops a program at 1,000 unless it raises the limit
 _WITH_SIGNATURE = (Kind.OP, Kind.COLLECTIVE, Kind.CALL)
 _WITH_NAME = (Kind.MARK, Kind.GROUP)
 _OF_MODULE = (Kind.MODULE_ENTER, Kind.MODULE_EXIT, Kind.BUILD)
-# What a header and a footer say, as far as anything of ours reads it.
+# The fields of headers and footers that our code reads.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "torch": str, "framework": str, "device": str, "allocator": str, "allocator_conf": str, "script": str,
     "status": str, "rank": int, "world_size": int, "threads": int, "is_graph": bool, "deterministic": bool,
@@ -50,12 +50,12 @@ def read_foreign_recording(path: Path) -> Recording:
         _check_description(recording.header, "header")
         _check_description(recording.footer, "footer")
         if not all(map(_is_text, recording.names)):
-            raise _Wrong("a name is no text")
+            raise _Wrong("a name is not a string")
         _check_signatures(recording.signatures)
         _check_frames(recording.frames)
         _check_rows(recording)
     except _Wrong as error:
-        raise CorruptFile(f"{path} is no recording of windtunnel: {error}", hint="record it again") from error
+        raise CorruptFile(f"{path} is not a windtunnel recording: {error}", hint="record it again") from error
     return recording
 
 
@@ -72,9 +72,9 @@ def _check_description(description: Any, what: str) -> None:
     compiled = description.get("compiled") or {}
     functions, modules = compiled.get("functions", []), compiled.get("modules", [])
     if not isinstance(functions, list) or not isinstance(modules, list) or not all(map(_is_text, modules)):
-        raise _Wrong(f"the compiled modules in its {what} are no names")
+        raise _Wrong(f"the compiled modules in its {what} are not names")
     if not all(isinstance(pair, list) and all(map(_is_text, pair)) for pair in functions):
-        raise _Wrong(f"the compiled functions in its {what} are no names")
+        raise _Wrong(f"the compiled functions in its {what} are not names")
 
 
 def _check_frames(frames: Iterable[Frame]) -> None:
@@ -104,7 +104,7 @@ def _check_spec(spec: TensorSpec) -> None:
             f"a tensor has {len(shape)} lengths and {len(strides)} strides, of {_MOST_DIMENSIONS} at most"
         )
     if not all(_is_whole(n, 0, _LARGEST_SIZE) for n in shape) or math.prod(shape) > _LARGEST_SIZE:
-        raise _Wrong("a tensor has a shape that cannot be")
+        raise _Wrong("a tensor has an impossible shape")
     if not all(_is_whole(n, -_LARGEST_SIZE, _LARGEST_SIZE) for n in strides) or not _is_text(spec.dtype):
         raise _Wrong("a tensor has no strides and type")
 

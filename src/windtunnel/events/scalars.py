@@ -1,4 +1,4 @@
-"""The arguments of an operator that are no tensors, as a signature keeps them: text.
+"""The non-tensor arguments of an operator, which a signature stores as text.
 
 "_,_,[1,1],False" ──> arguments        "peer=3 op=SUM" (a collective) ──> the other rank
 """

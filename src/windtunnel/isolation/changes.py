@@ -1,8 +1,8 @@
-"""What a script would have changed, read from the folders that took its writes.
+"""List what a script would have changed, from the folders that received its writes.
 
     upper folders of the layer, the real files below ──> FileChange of every file written, replaced, moved or removed
 
-It runs outside the layer, after the script: there the real files are what they were.
+This runs outside the layer, after the script: the real files are unchanged there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from windtunnel.isolation.real_files import holds_the_same
+from windtunnel.isolation.real_files import have_same_contents
 
 __all__ = [
     "KINDS",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# What may happen to a file; first what a reader wants to know first.
+# What may happen to a file, the most important first.
 KINDS = ("removed", "replaced", "moved", "written", "metadata")
 
 
@@ -46,7 +46,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How the disk was protected, and what the script would have done to it."""
+    """How the disk was protected, and what the script would have changed on it."""
 
     protection: (
         str  # "layer" (copy on write), "guard" (refused or redirected), or "none": nothing was started
@@ -54,13 +54,13 @@ class Files:
     sentence: str  # the same in words
     is_network_off: bool
     changes: tuple[FileChange, ...]  # by path
-    n_more: int = 0  # changes that are only counted, the smallest ones
-    more_bytes: int = 0  # of these
+    n_more: int = 0  # the smallest changes, which are only counted
+    more_bytes: int = 0  # their size
     notes: tuple[str, ...] = ()
 
 
-# Weights of a simulated device have no bytes. A file that describes them names each of their storages with its
-# number and size, so that the file's true size is known wherever the description went: a pickle, an archive, a copy.
+# Weights on a simulated device have no bytes. A file that describes them contains the number and size of each storage,
+# so that the file's real size is known wherever the description ends up: in a pickle, an archive, a copy.
 SIMULATED_STORAGE = "windtunnel-storage:{number}:{n_bytes};"
 _NAMED_STORAGE = re.compile(rb"windtunnel-storage:([0-9.]{1,40}):(\d{1,20});")
 _LONGEST_NAME, _BLOCK = 128, 1 << 24
@@ -72,7 +72,7 @@ def layer_changes(folders: Mapping[str, str]) -> list[FileChange]:
 
 
 def size_of_file(path: str) -> int:
-    """Bytes of a file; of one with simulated weights, what it would have with their values."""
+    """Bytes of a file; for a file with simulated weights, its size if it held their values."""
     info = os.lstat(path)
     storages: dict[bytes, bytes] = {}  # number -> bytes: two tensors may share one
     if not stat.S_ISREG(info.st_mode):
@@ -89,7 +89,7 @@ def size_of_file(path: str) -> int:
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """What was written to a file: of a sparse one of terabytes, only that."""
+    """The parts of a file that were written: a sparse file may be terabytes long."""
     if not hasattr(os, "SEEK_DATA"):
         yield from iter(lambda: file.read(_BLOCK), b"")
         return
@@ -98,7 +98,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
         try:
             at = os.lseek(file.fileno(), at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole until the end
+            if error.errno == errno.ENXIO:  # a hole up to the end of the file
                 return
             raise
         end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
@@ -122,7 +122,7 @@ class _Overlay:
         moved = {change.moved_from for change in found if change.moved_from is not None}
         for change in found:
             places = (change.path, *map(str, Path(change.path).parents))
-            if change.what != "removed" or moved.isdisjoint(places):  # a move leaves its old place empty
+            if change.what != "removed" or moved.isdisjoint(places):  # a move leaves its old path empty
                 yield change
 
     def _walk(self, upper: str, lower: str, shown: str, is_opaque: bool) -> Iterator[FileChange]:
@@ -136,15 +136,13 @@ class _Overlay:
 
     def _entry(self, up: str, low: str, path: str) -> Iterator[FileChange]:
         is_now, was = os.lstat(up), _lstat(low)
-        if (
-            stat.S_ISCHR(is_now.st_mode) and is_now.st_rdev == 0
-        ):  # how overlayfs notes that something was removed
+        if stat.S_ISCHR(is_now.st_mode) and is_now.st_rdev == 0:  # overlayfs marks a removed entry this way
             if was is not None:
                 yield FileChange("removed", path, None, _total(low))
         elif stat.S_ISDIR(is_now.st_mode):
             yield from self._folder(up, low, path, was)
         elif not (stat.S_ISREG(is_now.st_mode) or stat.S_ISLNK(is_now.st_mode)):
-            return  # a socket or a pipe holds nothing
+            return  # a socket or a pipe has no contents
         elif _attribute(up, "metacopy") is not None and (origin := self._origin(up, low)) not in (None, low):
             before = None if was is None else _total(low)
             what = "moved" if self._is_gone(origin) else "written" if was is None else "replaced"
@@ -153,9 +151,9 @@ class _Overlay:
             )
         elif was is None:
             yield FileChange("written", path, size_of_file(up), None)
-        elif _attribute(up, "metacopy") is not None or holds_the_same(up, low):
-            before, after = ((i.st_mode, i.st_uid, i.st_gid, i.st_mtime_ns) for i in (was, is_now))
-            if before != after:
+        elif _attribute(up, "metacopy") is not None or have_same_contents(up, low):
+            old, new = ((i.st_mode, i.st_uid, i.st_gid, i.st_mtime_ns) for i in (was, is_now))
+            if old != new:
                 yield FileChange("metadata", path, was.st_size, was.st_size)
         else:
             yield FileChange("replaced", path, size_of_file(up), _total(low))
@@ -172,7 +170,7 @@ class _Overlay:
         yield from self._walk(up, low, path, is_opaque)
 
     def content(self, path: str) -> str:
-        """Where the bytes of a file are that the script sees at this path."""
+        """The real path of the bytes that the script sees at this path."""
         up = str(self._upper / os.path.relpath(path, self._lower))
         return up if _attribute(up, "metacopy") is None else self._origin(up, path) or path
 
@@ -185,7 +183,7 @@ class _Overlay:
         return self._lower.rstrip("/") + name if name.startswith("/") else f"{os.path.dirname(low)}/{name}"
 
     def _is_gone(self, origin: str) -> bool:
-        """Whether the script no longer finds, under its old name, what is really there."""
+        """Whether the script no longer sees what is really at this path."""
         at, is_opaque = str(self._upper), False
         for name in os.path.relpath(origin, self._lower).split(os.sep):
             at = f"{at}/{name}"
@@ -199,7 +197,7 @@ class _Overlay:
 
 
 def written_content(folders: Mapping[str, str], path: str) -> str:
-    """Where the bytes of a file that a layer's script wrote are now."""
+    """The real path of the bytes that a script in a layer wrote at this path."""
     covering = [
         (lower, parts) for parts, lower in folders.items() if path.startswith(lower.rstrip("/") + "/")
     ]
@@ -234,7 +232,7 @@ def _attribute(path: str, name: str) -> bytes | None:
 
 
 def _total(path: str) -> int:
-    """Bytes of a file, or of all files of a folder."""
+    """Bytes of a file, or of all files in a folder."""
     info = _lstat(path)
     if info is None:
         return 0

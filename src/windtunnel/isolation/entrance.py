@@ -1,9 +1,9 @@
-"""Enter the protection of the disk and the network, in the process that will start the ranks.
+"""Protect the disk and the network, in the process that will start the ranks.
 
     Order ──> the layer as root, or in a user namespace, or the guard ──> state.json for the parent
 
-It is called before anything that starts a thread is imported. What works is tried in a child first: where namespaces are
-restricted, some calls succeed before one fails, and a half-entered layer could not be left again.
+This runs before anything that starts a thread is imported. A child process tries what works first: where namespaces are
+restricted, some calls succeed before one fails, and a layer that was entered halfway cannot be left.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STATE_FILE = "state.json"
 
 @dataclass(frozen=True)
 class Order:
-    """How to protect, as the parent asks for it."""
+    """Which protection the parent process requests."""
 
-    base: str  # folder for what is written; this process has it for itself
+    base: str  # folder that receives the writes; used by this process only
     real: tuple[str, ...]  # folders that are not protected: where the run's own files go
     is_network_allowed: bool
-    kind: str = "auto"  # or "guard": no layer even where one can be had
+    kind: str = "auto"  # or "guard": no layer even where one is possible
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -37,7 +37,7 @@ class Order:
 
 @dataclass(frozen=True)
 class State:
-    """What is in force."""
+    """Which protection is in force."""
 
     kind: str  # "layer" or "guard"
     sentence: str
@@ -47,7 +47,7 @@ class State:
 
     @classmethod
     def read(cls, base: Path) -> State | None:
-        """As the process in there wrote it; None if it never came so far."""
+        """The state that the protected process wrote; None if it did not get that far."""
         try:
             fields = json.loads((base / STATE_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -56,7 +56,7 @@ class State:
 
 
 def enter_by_order(text: str) -> State | None:
-    """`enter`, as a command line says; an empty order asks for nothing."""
+    """`enter` with an order given as JSON; an empty text requests no protection."""
     if not text:
         return None
     fields = json.loads(text)
@@ -64,13 +64,13 @@ def enter_by_order(text: str) -> State | None:
 
 
 def enter(order: Order) -> State:
-    """Protect this process and all it starts; cannot be undone."""
+    """Protect this process and all processes it starts; cannot be undone."""
     base = Path(order.base)
     base.mkdir(exist_ok=True)
     real = [Path(path) for path in order.real]
     state_file = os.open(
         base / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-    )  # while it is the real one
+    )  # opened while its path still leads to the real folder
     os.environ.update(offline_environment(os.environ, order.is_network_allowed))
     state = _enter_layer(base, real, order) if order.kind != "guard" else None
     if state is None:
@@ -85,7 +85,7 @@ def enter(order: Order) -> State:
 
 
 def _working_flags(base: Path, order: Order) -> int | None:
-    """The namespaces that a layer can be had with; None if with none."""
+    """The namespaces with which a layer works; None if no combination does."""
     if not sys.platform.startswith("linux"):
         return None
     from windtunnel.isolation import linux
@@ -109,12 +109,12 @@ def _works(folder: Path, flags: int) -> bool:
             try_overlay(folder, flags)
             code = 0
         finally:
-            os._exit(code)  # an error here is an answer, not a traceback
+            os._exit(code)  # an error here means "does not work" and needs no traceback
     return os.waitpid(child, 0)[1] == 0
 
 
 def _enter_layer(base: Path, real: Sequence[Path], order: Order) -> State | None:
-    """None where none can be had."""
+    """None where no layer is possible."""
     flags = _working_flags(base, order)
     if flags is None:
         return None
@@ -133,7 +133,7 @@ def _enter_layer(base: Path, real: Sequence[Path], order: Order) -> State | None
     notes: tuple[str, ...] = ()
     if covered.read_only:
         notes = (
-            f"read-only in this dry run, for no layer could be put over it: {', '.join(covered.read_only)}",
+            f"read-only in this dry run, because no layer could be mounted on it: {', '.join(covered.read_only)}",
         )
     return State("layer", sentence, is_network_off, covered.folders, notes)
 

@@ -1,10 +1,10 @@
-"""Folders of other owners, made ready for a layer in a user namespace.
+"""Prepare folders of other owners for a layer in a user namespace.
 
     a folder to cover ──> its foreign folders in which we may write, or that lead to some ──> the same in the upper layer
 
-In a user namespace one user and one group have a number. The kernel cannot copy a folder of anybody else to the upper
-layer (EOVERFLOW), and copies every folder on the way to a file that changes: project folders of a group, `/home`, folders
-open to everyone. So these are made before, as ours, with the rights that we really have in them.
+In a user namespace only one user and one group are mapped. The kernel cannot copy a folder of any other owner to the
+upper layer (EOVERFLOW), and it copies every folder on the path of a file that changes: a group's project folders,
+`/home`, world-writable folders. So these are created beforehand, owned by us, with the permissions we really have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 __all__ = ["copy_foreign_folders"]
 
-# Beyond these a write fails with EOVERFLOW, which the report explains. A tenth of a second's worth of looking.
+# Beyond these a write fails with EOVERFLOW, which the report explains. Visiting them takes a tenth of a second.
 _MOST_FOLDERS = 20_000
 _DEPTH_OUTSIDE, _DEPTH_WRITABLE, _DEPTH_HERE = (
     3,
@@ -28,16 +28,16 @@ _DEPTH_OUTSIDE, _DEPTH_WRITABLE, _DEPTH_HERE = (
 
 
 def copy_foreign_folders(lower: str, upper: Path, owner: tuple[int, int], here: str) -> None:
-    """Make them in `upper`."""
+    """Create them in `upper`."""
     needed = _needed(lower, owner, here)
     for path in sorted(needed):
         (upper / path).mkdir(exist_ok=True)
-    for path in sorted(needed, reverse=True):  # rights last: we must be able to write there until now
-        os.chmod(upper / path, _rights(os.path.join(lower, path), owner))
+    for path in sorted(needed, reverse=True):  # permissions last: until now we must be able to write there
+        os.chmod(upper / path, _permissions(os.path.join(lower, path), owner))
 
 
 def _needed(lower: str, owner: tuple[int, int], here: str) -> set[str]:
-    """Paths below `lower` of the folders to make, its top among them."""
+    """Paths below `lower` of the folders to create, its top included."""
     needed = {""}
     for path, is_foreign in islice(_folders(lower, owner, here), _MOST_FOLDERS):
         if is_foreign and not os.access(os.path.join(lower, path), os.W_OK):
@@ -46,12 +46,12 @@ def _needed(lower: str, owner: tuple[int, int], here: str) -> set[str]:
         while on_the_way not in needed and _is_foreign(os.path.join(lower, on_the_way), owner):
             needed.add(on_the_way)
             on_the_way = os.path.dirname(on_the_way)
-    # Every folder on the way to a needed one must be there to hold it.
+    # Every parent of a needed folder must exist too.
     return needed | {str(parent) for path in needed for parent in Path(path).parents if str(parent) != "."}
 
 
 def _folders(lower: str, owner: tuple[int, int], here: str) -> Iterator[tuple[str, bool]]:
-    """Folders below `lower`: all below the working folder, of the others those that are reached through foreign ones."""
+    """Folders below `lower`: all below the working folder, and others that are reached through foreign folders."""
     waiting = deque([("", 0, _DEPTH_OUTSIDE, False)])
     if here.startswith(lower.rstrip("/") + "/"):
         way = Path(os.path.relpath(here, lower))
@@ -87,7 +87,7 @@ def _is_foreign(path: str, owner: tuple[int, int]) -> bool:
     return (info.st_uid, info.st_gid) != owner
 
 
-def _rights(path: str, owner: tuple[int, int]) -> int:
+def _permissions(path: str, owner: tuple[int, int]) -> int:
     if not _is_foreign(path, owner):
         return stat.S_IMODE(os.lstat(path).st_mode)
     bits = ((stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH, os.R_OK), (stat.S_IWUSR, os.W_OK),

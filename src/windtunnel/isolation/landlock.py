@@ -1,9 +1,9 @@
-"""Ask the Linux kernel to deny every write outside some folders, for good.
+"""Ask the Linux kernel to deny every write outside some folders, permanently.
 
     allowed folders ──> Landlock ruleset ──> this process and all it starts
 
-Landlock needs no privilege and works inside containers whose seccomp profile forbids namespaces. It denies and
-does not redirect. It does not govern chmod, chown, utime, or descriptors that are open already.
+Landlock needs no privileges and works inside containers whose seccomp profile forbids namespaces. It denies writes, it
+does not redirect them. It does not cover chmod, chown, utime, or descriptors that are already open.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))  # remove a folder, a f
 _REFER = 1 << 13  # link or move from one folder to another
 _TRUNCATE = 1 << 14
 _ON_FILES = _WRITE_FILE | _TRUNCATE
-# Devices and settings of processes are no files that a run could damage: they may be written, not removed.
+# Devices and process settings are not files that a run could damage: they may be written, but not removed.
 _WRITTEN_ALWAYS = ("/dev", "/proc")
 _ALLOWED_ALWAYS = ("/dev/mqueue", "/dev/pts", "/dev/shm")  # multiprocessing needs them
 
 
 def deny_writes(allowed: Sequence[str | os.PathLike]) -> int:
-    """Deny this thread, and all that it starts, every change outside `allowed`; return Landlock's version.
+    """Deny this thread, and everything it starts, every change outside `allowed`; return Landlock's version.
 
-    Cannot be undone. Threads that run already stay free, so call it before there are any.
-    Raises OSError where the kernel has no Landlock, or has it switched off.
+    Cannot be undone. Threads that are already running are not restricted, so call it before there are any.
+    Raises OSError where the kernel does not have Landlock, or has it disabled.
     """
     if not sys.platform.startswith("linux"):
-        raise OSError(errno.ENOSYS, "Landlock is a part of Linux")
+        raise OSError(errno.ENOSYS, "Landlock exists only on Linux")
     libc = ctypes.CDLL(None, use_errno=True)
     abi = _call(libc, _CREATE_RULESET, None, 0, _GET_VERSION)
     _restrict(libc, _rights(abi), allowed)
@@ -64,8 +64,8 @@ def _restrict(libc: ctypes.CDLL, rights: int, allowed: Sequence[str | os.PathLik
     )  # the first field of the kernel's structure; the rest came with later versions
     ruleset = _call(libc, _CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     try:
-        for path in _WRITTEN_ALWAYS:
-            _allow(libc, ruleset, path, rights & _ON_FILES)
+        for folder in _WRITTEN_ALWAYS:
+            _allow(libc, ruleset, folder, rights & _ON_FILES)
         for path in (*_ALLOWED_ALWAYS, *allowed):
             _allow(libc, ruleset, path, rights)
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
@@ -79,7 +79,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: str | os.PathLike, rights: int
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # nothing to be allowed there
+        return  # there is nothing to allow
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _ON_FILES
@@ -90,8 +90,8 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: str | os.PathLike, rights: int
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: object) -> int:
-    """A system call that the C library has no function for."""
-    # Variadic: a Python int would be passed as 32 bits, and the upper half of its register is anything.
+    """Make a system call that the C library has no function for."""
+    # Variadic: a Python int would be passed as 32 bits, and the upper half of its register would be undefined.
     wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = libc.syscall(ctypes.c_long(number), *wide)
     if result < 0:

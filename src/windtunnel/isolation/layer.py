@@ -1,8 +1,9 @@
-"""The protection of one run, seen from outside of it: where writes go, what they were, and their removal.
+"""The protection of one run, seen from the parent process: where writes go, what they were, and their removal.
 
     Isolation ──> an Order for each process that enters ──> the run ──> Files: what is in force, what would have changed
 
-The folder that takes the writes is named after this process: one that was killed is swept by the next run.
+The folder that receives the writes contains this process's id in its name: the next run removes the folders of runs
+that were killed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,12 +26,13 @@ from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 __all__ = ["Isolation", "check_keep_folder", "together"]
 
 _PREFIX = "windtunnel-layer-"
-_MOST_CHANGES = 2000  # told one by one; the smaller ones are counted, and said to be
-_NOT_WORTH_TELLING = re.compile(r"/__pycache__/[^/]+\.pyc(\.\d+)?$")
+_REMOVALS, _PAUSE_S = 5, 0.05
+_MOST_CHANGES = 2000  # listed one by one; the smaller ones are only counted, and the report says so
+_NOT_REPORTED = re.compile(r"/__pycache__/[^/]+\.pyc(\.\d+)?$")
 
 
 class Isolation:
-    """The parent's side: one for a run."""
+    """The parent's side; one per run."""
 
     def __init__(self, real: Sequence[Path], is_network_allowed: bool = False, kind: str = "auto") -> None:
         self._real = tuple(str(Path(path).resolve()) for path in real)
@@ -42,12 +45,12 @@ class Isolation:
         self._n_orders = 0
 
     def order(self) -> Order:
-        """For one more process that enters by itself; what it starts shares its view."""
+        """The order for one more process that enters; processes that it starts share its view."""
         self._n_orders += 1
         return Order(str(self._base / str(self._n_orders)), self._real, self._is_network_allowed, self._kind)
 
     def files(self) -> Files:
-        """What is in force, and what would have changed until now."""
+        """Which protection is in force, and what would have changed so far."""
         states = self._states()
         if not states:
             return Files("none", "no process of the script was started", not self._is_network_allowed, ())
@@ -63,15 +66,11 @@ class Isolation:
         )
 
     def keep(self, folder: Path, here: Path) -> int:
-        """Copy what was written to `folder`, files of the working folder under their names in it; returns how many."""
+        """Copy what was written to `folder`, files of the working folder by relative path; returns how many."""
         n_kept = 0
         for base, state in self._states():
             for change in _changes(base, state):
-                if (
-                    change.n_bytes is None
-                    or change.what == "metadata"
-                    or _NOT_WORTH_TELLING.search(change.path)
-                ):
+                if change.n_bytes is None or change.what == "metadata" or _NOT_REPORTED.search(change.path):
                     continue
                 is_layer = state.kind == "layer"
                 written = (
@@ -88,7 +87,7 @@ class Isolation:
         return n_kept
 
     def remove(self) -> None:
-        """Remove what was written. To be called when no process of the run is left."""
+        """Remove what was written. Call it when no process of the run is left."""
         _remove(self._base)
         for path in Path(SHARED_MEMORY).glob(f"{self._base.name}-*"):
             _remove(path)
@@ -100,11 +99,11 @@ class Isolation:
 
 
 def together(every: Iterable[Files]) -> Files:
-    """What several processes or machines would have changed, as one; the weakest protection is what is said."""
+    """Merge what several processes or machines would have changed; the weakest protection is reported."""
     found = list(every)
     weakest = next((files for files in found if files.protection != "layer"), found[0])
     changes = {change.path: change for files in found for change in files.changes}
-    worth = [change for path, change in changes.items() if not _NOT_WORTH_TELLING.search(path)]
+    worth = [change for path, change in changes.items() if not _NOT_REPORTED.search(path)]
     worth.sort(key=_n_bytes, reverse=True)
     listed, counted = worth[:_MOST_CHANGES], worth[_MOST_CHANGES:]
     return Files(
@@ -119,7 +118,7 @@ def together(every: Iterable[Files]) -> Files:
 
 
 def check_keep_folder(folder: Path) -> None:
-    """Refuse what `keep` would mix with other files."""
+    """Raise if `keep` would mix its files with others in this folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--keep-files {folder} is not an empty folder", hint="name a new folder")
 
@@ -129,7 +128,7 @@ def _n_bytes(change: FileChange) -> int:
 
 
 def _places() -> list[str]:
-    """Where a layer may be put, the best first: on disk, where there is more room than in memory."""
+    """Where a layer may be stored, the best first: on disk, where there is more space than in memory."""
     wanted = (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", SHARED_MEMORY, tempfile.gettempdir())
     return [
         place
@@ -139,7 +138,7 @@ def _places() -> list[str]:
 
 
 def _sweep(places: Sequence[str]) -> None:
-    """Remove what runs that were killed left behind."""
+    """Remove the folders of runs that were killed."""
     for place in (*places, SHARED_MEMORY):
         with suppress(OSError):
             for path in Path(place).glob(f"{_PREFIX}*"):
@@ -175,10 +174,15 @@ def _copy(source: str, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    for top, names, _ in os.walk(folder):
-        for name in names:
-            path = os.path.join(top, name)
-            if not os.path.islink(path):
-                with suppress(OSError):
-                    os.chmod(path, stat.S_IRWXU)  # the kernel's own work folder has no rights at all
-    shutil.rmtree(folder, ignore_errors=True)
+    """More than once: a process that left the script's session may still write there. What is left the next run removes."""
+    for _ in range(_REMOVALS):
+        for top, names, _ in os.walk(folder):
+            for name in names:
+                path = os.path.join(top, name)
+                if not os.path.islink(path):
+                    with suppress(OSError):
+                        os.chmod(path, stat.S_IRWXU)  # the kernel's own work folder has no permissions at all
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_PAUSE_S)

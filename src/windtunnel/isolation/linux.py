@@ -1,8 +1,8 @@
-"""The system calls behind the copy-on-write layer; each raises OSError with what was tried.
+"""The system calls behind the copy-on-write layer; each raises OSError that names the call.
 
     names and numbers ──> libc through ctypes ──> the kernel
 
-Nothing here is imported on other systems than Linux.
+This module is imported only on Linux.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of these kinds for new ones; a user namespace wants a process of one thread."""
+    """Move this process to new namespaces of these kinds; a user namespace needs a single-threaded process."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def map_own_ids(uid: int, gid: int) -> None:
-    """In a new user namespace be who one was outside: scripts, git and ssh look at names and owners."""
+    """Keep the user and group ids in a new user namespace: scripts, git and ssh look at names and owners."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         Path(f"/proc/self/{name}").write_text(text)
 
@@ -77,29 +77,29 @@ def bind(source: str, target: str, is_recursive: bool) -> None:
 
 
 def set_read_only(point: str, is_read_only: bool) -> None:
-    """Change one mount of this namespace; its other flags must stay, or the kernel refuses."""
+    """Change one mount of this namespace; its other flags must not change, or the kernel refuses."""
     have = os.statvfs(point).f_flag
     kept = sum(flag for bit, flag in _LOCKED.items() if have & bit)
     _mount("none", point, None, _REMOUNT | _BIND | kept | (_READ_ONLY if is_read_only else 0))
 
 
 def pivot_into(root: str) -> None:
-    """Make `root` this process's `/`, and forget the old one."""
+    """Make `root` this process's `/`, and unmount the old one."""
     os.chdir(root)
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _DETACH), "umount of the old root")
 
 
 def drop_capabilities() -> None:
-    """Whoever entered a user namespace has every capability in it: the script is to have none, as before."""
+    """A process that enters a user namespace has every capability in it; the script must have none, as before."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def start_loopback() -> None:
-    """A new network namespace has only a loopback device, and that is down.
+    """Start the loopback device of a new network namespace, which is down at first.
 
-    This machine's own name must lead somewhere too: programs listen on the address it has in /etc/hosts.
+    This machine's own name must resolve too: programs listen on its address in /etc/hosts.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         _bring_up(s, b"lo")

@@ -1,7 +1,7 @@
-"""Nothing leaves the machine: trackers keep their files here, hubs are not asked, and no socket goes beyond loopback.
+"""Keep the program offline: trackers write local files, hubs are not contacted, and sockets reach only loopback.
 
-environment ──> what to change in it
-where the kernel cannot cut the network ──> connect and name look-ups of Python's sockets refuse other machines
+environment ──> variables to set
+where the kernel cannot disable the network ──> Python's sockets refuse to connect to other machines and to look them up
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NETWORK_IS_OFF", "cut_sockets", "offline_environment"]
 
 NETWORK_IS_OFF = "the network is off in a dry run: add --network-access if the script needs it"
 
-# Experiment trackers: a dry run is no experiment, also where the network may be used.
+# Experiment trackers: a dry run is not an experiment, even if the network may be used.
 _TRACKERS = {
     "WANDB_MODE": "offline",
     "COMET_START_ONLINE": "0",
@@ -27,7 +27,7 @@ _TRACKERS = {
     "DO_NOT_TRACK": "1",
 }
 _OFF_ALREADY = {"offline", "disabled", "dryrun"}
-# Hubs: asked for a file that is not in their cache they fail at once, instead of after minutes of retries.
+# Hubs: a file that is not in their cache fails immediately, instead of after minutes of retries.
 _HUBS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -38,7 +38,7 @@ _LOCAL_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", ""}
 
 
 def offline_environment(environment: Mapping[str, str], is_network_allowed: bool) -> dict[str, str]:
-    """The variables to set; one that the user set to something as quiet stays."""
+    """The variables to set; a variable that the user already set to an offline mode stays."""
     chosen = {name: value for name, value in _TRACKERS.items() if environment.get(name) not in _OFF_ALREADY}
     if environment.get("MLFLOW_TRACKING_URI", "").partition(":")[0] not in ("", "file", "sqlite"):
         chosen["MLFLOW_TRACKING_URI"] = "file:mlruns"
@@ -48,12 +48,12 @@ def offline_environment(environment: Mapping[str, str], is_network_allowed: bool
 
 
 def cut_sockets() -> None:
-    """Refuse other machines in Python's sockets; libraries that open their own are not stopped."""
+    """Make Python's sockets refuse other machines; libraries that open sockets themselves are not affected."""
     for name in ("connect", "connect_ex"):
         setattr(
             socket.socket, name, _only_loopback(getattr(socket.socket, name), is_code=name == "connect_ex")
         )
-    socket.getaddrinfo = _only_local_names(socket.getaddrinfo)  # type: ignore[assignment]
+    socket.getaddrinfo = _only_local_names(socket.getaddrinfo)
 
 
 def _only_loopback(original: Callable[..., Any], is_code: bool) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ def _only_loopback(original: Callable[..., Any], is_code: bool) -> Callable[...,
 
 def _only_local_names(original: Callable[..., Any]) -> Callable[..., Any]:
     def getaddrinfo(host: Any, *args: Any, **options: Any) -> Any:
-        if not _is_here(host) and not _is_number(host):  # a number is not looked up anywhere
+        if not _is_here(host) and not _is_number(host):  # a numeric address needs no lookup
             raise socket.gaierror(socket.EAI_AGAIN, NETWORK_IS_OFF)
         return original(host, *args, **options)
 

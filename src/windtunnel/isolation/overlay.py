@@ -1,11 +1,11 @@
-"""Enter a copy-on-write view of every writable file system: what is written goes to folders of ours.
+"""Enter a copy-on-write view of every writable file system: writes go to our own folders.
 
-    mount table ──> one overlay per file system ──> this process and all it starts; the disk below stays as it was
+    mount table ──> one overlay per file system ──> this process and all it starts; the disk below does not change
 
-It is entered once, by a process of one thread, before it imports anything that starts others. Nothing has to be
-unmounted: the namespace ends with its last process, also after kill -9. Root puts the new tree together in a folder and
-makes it `/`. In a user namespace mounts that were inherited are locked: there overlays are mounted in place, each on a
-folder with nothing mounted below, and what is left over becomes read-only. So nothing falls through to the disk.
+A single-threaded process enters it once, before it imports anything that starts threads. Nothing has to be unmounted:
+the namespace ends with its last process, even after kill -9. Root builds the new tree in a folder and makes it `/`. In a
+user namespace, inherited mounts are locked: overlays are mounted in place, each on a folder with nothing mounted below,
+and whatever remains becomes read-only. So no write reaches the disk.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PSEUDO = frozenset(
     " binfmt_misc autofs efivarfs nsfs rpc_pipefs selinuxfs ramfs squashfs iso9660 erofs".split()
 )
 _AS_IT_IS = ("/proc", "/sys", "/dev", "/run")  # devices, and the sockets of services
-SHARED_MEMORY = "/dev/shm"  # memory, but people keep files in it
-# File systems the kernel takes no layer on: it needs whiteouts, attributes and renames of its own.
+SHARED_MEMORY = "/dev/shm"  # memory, but users also keep files in it
+# File systems that cannot hold an upper layer: the kernel needs whiteouts, extended attributes and special renames.
 _NO_UPPER = frozenset(
     "overlay nfs nfs4 lustre fuse fuseblk 9p virtiofs cifs smb3 ecryptfs gpfs beegfs ceph vfat exfat".split()
 )
-# The best first: with these a folder can be renamed, and a file's mode changed, without a copy of it.
+# The best first: with these options a folder is renamed, and a file's mode changed, without copying it.
 _ROOT_OPTIONS = ("redirect_dir=on,metacopy=on", "redirect_dir=on", "")
 _USER_OPTIONS = ("userxattr",)
 
@@ -44,7 +44,7 @@ class Covered:
     folders: dict[str, str] = field(
         default_factory=dict
     )  # folder with the parts of an overlay -> what it covers
-    read_only: tuple[str, ...] = ()  # could not be covered: writing there is refused
+    read_only: tuple[str, ...] = ()  # could not be covered: writes there are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Mount:
 
 
 def can_hold_layer(folder: str) -> bool:
-    """Whether what is written can be kept in this folder."""
+    """Whether this folder can hold the upper layer."""
     if not sys.platform.startswith("linux") or not os.access(folder, os.W_OK | os.X_OK):
         return False
     path, table = os.path.realpath(folder), _mounts()
@@ -64,7 +64,7 @@ def can_hold_layer(folder: str) -> bool:
 
 
 def try_overlay(base: Path, flags: int) -> None:
-    """Do what entering needs on a folder of our own; raises OSError. For a child: it cannot be undone."""
+    """Try everything that entering needs on a folder of our own; raises OSError. For a child: cannot be undone."""
     uid, gid = os.geteuid(), os.getegid()
     linux.unshare(flags)
     if flags & linux.NEW_USER:
@@ -83,7 +83,7 @@ def try_overlay(base: Path, flags: int) -> None:
 
 
 def enter_as_root(base: Path, real: Sequence[Path], flags: int) -> Covered:
-    """One overlay per file system, put together in a folder, which then becomes `/`."""
+    """Mount one overlay per file system below a folder, which then becomes `/`."""
     here = os.getcwd()
     linux.unshare(flags)
     linux.make_mounts_private()
@@ -135,7 +135,7 @@ def enter_as_root(base: Path, real: Sequence[Path], flags: int) -> Covered:
 
 
 def enter_as_user(base: Path, real: Sequence[Path], flags: int) -> Covered:
-    """An overlay in place on every folder that has nothing mounted below it."""
+    """Mount an overlay in place on every folder that has nothing mounted below it."""
     here, uid, gid = os.getcwd(), os.geteuid(), os.getegid()
     linux.unshare(flags)
     linux.map_own_ids(uid, gid)
@@ -162,7 +162,9 @@ def enter_as_user(base: Path, real: Sequence[Path], flags: int) -> Covered:
         linux.set_read_only(folder, True)
     for path, folder_fd in kept.items():
         linux.bind(f"/proc/self/fd/{folder_fd}", path, is_recursive=True)
-        linux.set_read_only(path, False)  # it inherits from its mount, which may be read-only since just now
+        linux.set_read_only(
+            path, False
+        )  # it inherits the flags of its mount, which may have just become read-only
         os.close(folder_fd)
     os.close(descriptor)
     os.chdir(here)
@@ -171,10 +173,10 @@ def enter_as_user(base: Path, real: Sequence[Path], flags: int) -> Covered:
 
 
 def _plan(table: dict[str, _Mount]) -> tuple[list[str], list[str]]:
-    """Folders to cover with an overlay each, and the mounts of which something is left over.
+    """Folders to cover with an overlay each, and the mounts that are not fully covered by them.
 
-    A folder with a mount below cannot be a lower layer here (the kernel will not clone locked mounts), and an overlay
-    never shows what is mounted below: so go down until nothing is.
+    A folder with a mount below cannot be a lower layer here (the kernel does not clone locked mounts), and an overlay
+    never shows what is mounted below: so descend until nothing is.
     """
     cover: list[str] = []
     left_over: list[str] = []
@@ -209,7 +211,7 @@ def _plan(table: dict[str, _Mount]) -> tuple[list[str], list[str]]:
 
 
 def _parts(base: Path, number: int, like: str | None) -> Path:
-    """Folders for one overlay; the upper one shows as the top of the view, with the rights of what it covers."""
+    """Folders for one overlay; the upper one is the top of the view and gets the permissions of what it covers."""
     parts = base / str(number)
     for name in ("upper", "work"):
         (parts / name).mkdir(parents=True)
@@ -238,12 +240,12 @@ def _cover(lower: str, parts: Path, target: str, options: Sequence[str]) -> None
 
 
 def _shared_name(base: Path) -> str:
-    """The name of the part of a layer that lies in shared memory."""
+    """The name of the part of a layer that is in shared memory."""
     return f"{base.parent.name}-{base.name}"
 
 
 def _cover_shared_memory(target: str, name: str, folders: dict[str, str], options: Sequence[str]) -> None:
-    """Shared memory stays memory: its layer is in it too. Where that cannot be, it is as it is."""
+    """Cover shared memory with a layer that is itself in shared memory. Where that fails, it stays uncovered."""
     place = Path(SHARED_MEMORY) / name
     if not os.path.isdir(target) or not can_hold_layer(SHARED_MEMORY):
         return
@@ -262,7 +264,7 @@ def _open_folders(real: Sequence[Path]) -> dict[str, int]:
 
 
 def _mounts() -> dict[str, _Mount]:
-    """By mount point, the topmost where several are stacked."""
+    """Mounts by mount point; the topmost where several are stacked."""
     found = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:

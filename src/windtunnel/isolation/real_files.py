@@ -1,8 +1,8 @@
-"""The operating system's file functions, as they were before anything was redirected.
+"""The operating system's file functions, as they were before they were redirected.
 
-    os, io ──> REAL ──> the code that implements the redirect
+    os, io ──> REAL ──> the code that implements the redirection
 
-Import this before `install_shadow`: what it holds is what the names meant when it was imported.
+Import this module before `install_shadow`: it keeps the functions that it finds when it is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "copy_contents",
     "error",
     "find_info",
-    "holds_the_same",
+    "have_same_contents",
     "move_entry",
     "path_of_descriptor",
     "remove_entry",
@@ -44,7 +44,7 @@ def error(number: int, path: str | None = None) -> OSError:
 
 
 def find_info(path: str) -> os.stat_result | None:
-    """What is at a real path, which is not followed; None where nothing is."""
+    """`lstat` of a real path; None where nothing exists."""
     try:
         return REAL.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -52,14 +52,14 @@ def find_info(path: str) -> os.stat_result | None:
 
 
 def path_of_descriptor(fd: int) -> str:
-    """The real path of an open file; for a pipe, a socket or a removed file, something that is none."""
+    """The real path of an open file; for a pipe, a socket or a removed file, a text that is not a path."""
     if sys.platform == "darwin":
         return os.fsdecode(fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
     return REAL.readlink(f"/proc/self/fd/{fd}")
 
 
 def copy_contents(source: str, target: str, *, exclusive: bool = True) -> None:
-    """Copy the bytes of one real file to another, with its rights, owner and times."""
+    """Copy the bytes of one real file to another, with its permissions, owner and times."""
     read = REAL.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if exclusive else os.O_TRUNC)
@@ -69,7 +69,7 @@ def copy_contents(source: str, target: str, *, exclusive: bool = True) -> None:
                 while chunk := os.read(read, _CHUNK):
                     _write_all(write, chunk)
             info = os.fstat(read)
-            with suppress(PermissionError):  # only root gives files away
+            with suppress(PermissionError):  # only root may change the owner
                 REAL.fchown(write, info.st_uid, info.st_gid)
             REAL.fchmod(write, stat.S_IMODE(info.st_mode))
             REAL.utime(write, ns=(info.st_atime_ns, info.st_mtime_ns))
@@ -79,8 +79,8 @@ def copy_contents(source: str, target: str, *, exclusive: bool = True) -> None:
         os.close(read)
 
 
-def holds_the_same(one: str, other: str) -> bool:
-    """Whether two real paths are links to the same target, or files with the same bytes that may be read."""
+def have_same_contents(one: str, other: str) -> bool:
+    """Whether two real paths are links to the same target, or readable files with the same bytes."""
     first, second = find_info(one), find_info(other)
     if first is None or second is None or stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
         return False
@@ -99,9 +99,9 @@ def holds_the_same(one: str, other: str) -> bool:
 
 
 def move_entry(source: str, target: str) -> None:
-    """Rename a real file or folder, also to another file system.
+    """Rename a real file or folder, even to another file system.
 
-    Landlock's first version answers EXDEV to every move from one folder to another, so this is not rare.
+    Landlock's first version returns EXDEV for every move between folders, so this is not rare.
     """
     try:
         REAL.rename(source, target)
@@ -128,7 +128,7 @@ def move_entry(source: str, target: str) -> None:
 
 
 def remove_entry(path: str) -> None:
-    """Remove a real file or a folder with all that is in it."""
+    """Remove a real file, or a folder with everything in it."""
     if not stat.S_ISDIR(REAL.lstat(path).st_mode):
         REAL.unlink(path)
         return

@@ -1,9 +1,9 @@
-"""Redirect the file functions of this Python process: writes go to a folder apart, reads see them.
+"""Redirect the file functions of this Python process: writes go to a separate folder, and reads see them.
 
     os.stat, os.rename, open, … ──> wrapper by kind of access (the table below) ──> shadow_calls on the Tree
 
-For machines without a mount namespace. Code in C, C++ or Rust that opens files by itself is not redirected;
-`shadow_path` tells where it should read or write.
+For machines without mount namespaces. Native code (C, C++, Rust) that opens files itself is not redirected;
+`shadow_path` returns where it should read or write.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from windtunnel.isolation.shadow_tree import AnyPath, Tree, as_text
 
 __all__ = ["install_shadow", "shadow_path"]
 
-# The modules of the standard library (3.10 to 3.13) whose classes hold functions of `os`, as attributes or as default
-# values of arguments. Imported here, before the functions are replaced: a class would take a wrapper for a method.
+# Modules of the standard library (3.10 to 3.13) whose classes hold functions of `os`, as attributes or as default
+# arguments. They are imported here, before the functions are replaced: in a class, a wrapper would become a method.
 _HOLDERS = (glob, pathlib, tempfile)
 
 _installed: list[Tree] = []  # none or one
@@ -43,7 +43,7 @@ def install_shadow(base: Path, allowed: Sequence[str | os.PathLike]) -> None:
     """
     if _installed:
         if _installed[0].base != os.path.realpath(base):
-            raise RuntimeError(f"files are redirected to {_installed[0].base} already")
+            raise RuntimeError(f"files are already redirected to {_installed[0].base}")
         return
     tree = Tree(os.fspath(base), [os.fspath(path) for path in allowed])
     table = {id(original): wrapper for original, wrapper in (*_wrappers(tree), *stream_wrappers(tree))}
@@ -54,8 +54,8 @@ def install_shadow(base: Path, allowed: Sequence[str | os.PathLike]) -> None:
 def shadow_path(path: AnyPath, for_writing: bool, *, is_emptied: bool = False) -> str:
     """Where code that is not redirected should read or write what the script calls `path`.
 
-    For writing, its folder is made, and what the file holds is copied unless `is_emptied` says that it will be
-    overwritten. Without a shadow, it is the path itself.
+    For writing, its folder is created, and the file's contents are copied unless `is_emptied` says that they will be
+    overwritten. Without a shadow, this is the path itself.
     """
     text = as_text(path)
     if not _installed:
@@ -63,7 +63,7 @@ def shadow_path(path: AnyPath, for_writing: bool, *, is_emptied: bool = False) -
     tree = _installed[0]
     if not for_writing:
         place = tree.place(text)
-        return place.actual or tree.upper + place.path  # where nothing is, and nothing real shows
+        return place.actual or tree.upper + place.path  # where nothing exists, and no real file is visible
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_emptied else 0)
     return naming(path, None, lambda: shadow_calls.path_to_open(tree, text, flags))
 
@@ -94,7 +94,7 @@ _CHANGE = {
 }
 _CHANGE_BY_DESCRIPTOR = {"fchmod": "chmod", "fchown": "chown"}
 _MAKE = ("mkdir", "mkfifo", "mknod")
-_OTHER = {
+_OTHER: dict[str, Callable[..., Any]] = {
     "chdir": shadow_calls.change_folder,
     "fchdir": shadow_calls.change_folder,
     "link": shadow_calls.link,
@@ -133,7 +133,7 @@ def _wrappers(tree: Tree) -> list[tuple[Any, Any]]:
 
 
 def _reading(tree: Tree, name: str, follows: bool | None) -> Callable:
-    original = getattr(REAL, name, None)
+    original: Any = getattr(REAL, name, None)
 
     def call(path: AnyPath | int, *arguments: Any, dir_fd: int | None = None, **more: Any) -> Any:
         if isinstance(path, int):
@@ -157,7 +157,7 @@ def _stat(tree: Tree, in_general: Callable) -> Callable:
     def stat_(
         path: AnyPath | int, *, dir_fd: int | None = None, follow_symlinks: bool = True
     ) -> os.stat_result:
-        # Called for every import and every os.path.exists: the usual case is answered first.
+        # Called for every import and every os.path.exists: the common case comes first.
         if dir_fd is None and follow_symlinks and not isinstance(path, int):
             if tree.is_untouched():
                 return original(path)
@@ -192,7 +192,7 @@ def _access(tree: Tree) -> Callable:
                 return REAL.access(text, mode, **more)
             place = tree.place(text, dir_fd, follow=more.get("follow_symlinks", True))
             has_copy = place.is_folder and place.actual != place.path
-            actual = tree.rights_from(tree.folder(place.path)) if has_copy else place.to_read()
+            actual = tree.permissions_path(tree.folder(place.path)) if has_copy else place.to_read()
         except OSError:
             return False
         return REAL.access(actual, mode, **more)
@@ -201,7 +201,7 @@ def _access(tree: Tree) -> Callable:
 
 
 def _changing(tree: Tree, name: str, follows: bool | None) -> Callable:
-    original = getattr(REAL, name, None)
+    original: Any = getattr(REAL, name, None)
 
     def call(path: AnyPath | int, *arguments: Any, **more: Any) -> None:
         follow = more.get("follow_symlinks", True) if follows is None else follows
@@ -213,7 +213,7 @@ def _changing(tree: Tree, name: str, follows: bool | None) -> Callable:
 
 
 def _making(tree: Tree, name: str) -> Callable:
-    original = getattr(REAL, name, None)
+    original: Any = getattr(REAL, name, None)
 
     def call(path: AnyPath, *arguments: Any, **more: Any) -> None:
         naming(path, None, lambda: shadow_calls.make(tree, original, path, *arguments, **more))
@@ -247,7 +247,7 @@ def _calling(tree: Tree, function: Callable) -> Callable:
 
 
 def _replace_everywhere(table: dict[int, Any]) -> None:
-    """Replace functions wherever a module holds them, also under another name: `from os import stat`."""
+    """Replace functions wherever a module holds them, also under other names: `from os import stat`."""
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType):
             continue
@@ -270,14 +270,14 @@ def _replace_in_class(holder: type, table: dict[int, Any]) -> None:
 
 
 def _keep_abilities(original: Callable, wrapper: Callable) -> None:
-    """`shutil` and others ask whether a function is in one of these sets."""
+    """`shutil` and other modules check whether a function is in one of these sets."""
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if original in able:
             able.add(wrapper)
 
 
 def _plain_function(wrapper: Callable) -> Callable:
-    """`functools.wraps` cannot write on a bound method."""
+    """`functools.wraps` cannot set attributes of a bound method."""
     if isinstance(wrapper, FunctionType):
         return wrapper
     return lambda *arguments, **more: wrapper(*arguments, **more)

@@ -1,8 +1,8 @@
-"""What each file function does in the shadow: the same to the script, nothing to the real disk.
+"""What each file function does in the shadow: the same for the script, nothing on the real disk.
 
     call of the script ──> Place in the Tree ──> checks a real disk would make ──> real function on upper/…
 
-Every function here takes the tree, and otherwise the arguments of the function of `os` that it stands for.
+Every function here takes the tree, followed by the arguments of the `os` function that it replaces.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _TEMPORARY = getattr(os, "O_TMPFILE", 0)
-_BUSY = errno.EBUSY  # what the kernel says of a mount point, which an allowed folder resembles
+_BUSY = errno.EBUSY  # the kernel's error for a mount point, which an allowed folder resembles
 
 
 def naming(path: Any, other: Any, call: Callable[[], Any]) -> Any:
-    """Call, and let an error name the path or the two paths that the script gave."""
+    """Call a function; an error it raises names the path or the two paths that the script passed."""
     try:
         return call()
     except OSError as problem:
@@ -49,7 +49,7 @@ def naming(path: Any, other: Any, call: Callable[[], Any]) -> Any:
 
 
 def place_to_read(tree: Tree, path: AnyPath, dir_fd: int | None, *, follow: bool) -> Place:
-    """Where to read; raises FileNotFoundError where nothing is."""
+    """Where to read; raises FileNotFoundError if nothing is there."""
     place = tree.place(as_text(path), dir_fd, follow=follow)
     place.to_read()
     return place
@@ -58,16 +58,16 @@ def place_to_read(tree: Tree, path: AnyPath, dir_fd: int | None, *, follow: bool
 def open_descriptor(
     tree: Tree, path: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
 ) -> int:
-    # Opened without the lock: a named pipe waits for its reader.
+    # Opened without the lock: opening a named pipe waits for its reader.
     return REAL.open(path_to_open(tree, path, flags, dir_fd=dir_fd), flags, mode)
 
 
 def path_to_open(tree: Tree, path: AnyPath, flags: int, *, dir_fd: int | None = None) -> str:
-    """The real path to open with these flags; a file that is to be changed has been copied."""
+    """The real path to open with these flags; a file that will be changed has been copied."""
     text = as_text(path)
     if _TEMPORARY and flags & _TEMPORARY == _TEMPORARY:  # a file without a name, in a folder
         with tree.lock():
-            return tree.own(place_to_read(tree, text, dir_fd, follow=True))
+            return tree.copy_up(place_to_read(tree, text, dir_fd, follow=True))
     must_be_new = flags & os.O_CREAT and flags & os.O_EXCL
     follow = not (flags & os.O_NOFOLLOW or must_be_new)
     if not flags & _CHANGES:
@@ -77,7 +77,7 @@ def path_to_open(tree: Tree, path: AnyPath, flags: int, *, dir_fd: int | None = 
     with tree.lock():
         if flags & os.O_CREAT and text.endswith("/"):
             _bare_place(tree, text, dir_fd)
-            raise error(errno.EISDIR)  # the slash says "folder", and open() makes files
+            raise error(errno.EISDIR)  # the slash means "folder", and open() creates files
         place = tree.place(text, dir_fd, follow=follow)
         if place.is_allowed:
             return place.path
@@ -90,20 +90,23 @@ def path_to_open(tree: Tree, path: AnyPath, flags: int, *, dir_fd: int | None = 
         if place.is_link:
             raise error(errno.ELOOP)
         if not stat.S_ISREG(place.info.st_mode):
-            return place.to_read()  # what is sent through a pipe or to a device changes no file
-        _check_file_rights(place, flags)
-        return tree.own(place, is_emptied=bool(flags & os.O_TRUNC))
+            return place.to_read()  # data sent to a pipe or a device changes no file
+        _check_file_permissions(place, flags)
+        return tree.copy_up(place, is_emptied=bool(flags & os.O_TRUNC))
 
 
 def change_folder(tree: Tree, path: AnyPath | int) -> None:
-    if not isinstance(path, int):
+    target: int | str
+    if isinstance(path, int):
+        target = path
+    else:
         place = place_to_read(tree, path, None, follow=True)
         if not place.is_folder:
             raise error(errno.ENOTDIR)
         # The real one where there is one: programs that the script starts look there.
         folder = tree.folder(place.path)
-        path = folder.path if folder.is_real else place.actual
-    REAL.chdir(path)
+        target = folder.path if folder.is_real else place.to_read()
+    REAL.chdir(target)
     tree.forget_folders()
 
 
@@ -118,7 +121,7 @@ def make(
                 raise error(errno.EEXIST)
             if _says_folder(path) and function is not REAL.mkdir:
                 raise error(errno.ENOENT)
-            _check_folder_rights(tree, place.folder)
+            _check_folder_permissions(tree, place.folder)
         function(tree.new_path(place), *arguments, **more)
         tree.folders_changed()
 
@@ -172,7 +175,7 @@ def move(
     src_dir_fd: int | None = None,
     dst_dir_fd: int | None = None,
 ) -> None:
-    """Rename, replacing what the target's name had: a real file or folder is copied first, and then hidden."""
+    """Rename, replacing the target: a real file or folder is copied first, and then hidden."""
     with tree.lock():
         old, new = _bare_place(tree, src, src_dir_fd), _bare_place(tree, dst, dst_dir_fd)
         old.to_read()
@@ -188,12 +191,14 @@ def move(
         _check_may_move(tree, old, new)
         shows_real = tree.shows_real(old)
         was_real = shows_real if old.is_folder else old.is_real
-        held = tree.own_all(old)
+        held = tree.copy_up_all(old)
         target = tree.new_path(new)
         if shows_real:
             tree.hide(old)
         move_entry(held, target)
-        if old.is_folder and tree.shows_real(new):  # a file hides what is real by itself, a folder is merged
+        if old.is_folder and tree.shows_real(
+            new
+        ):  # a file hides the real one, a folder would be merged with it
             tree.hide(new)
         if old.is_folder or old.is_link or new.is_link:
             tree.folders_changed()
@@ -209,7 +214,7 @@ def link(
     dst_dir_fd: int | None = None,
     follow_symlinks: bool = True,
 ) -> None:
-    # Without a descriptor, Python calls link(), and Linux then follows no link whatever `follow_symlinks` says.
+    # Without a descriptor, Python calls link(), and Linux then follows no links, whatever `follow_symlinks` says.
     has_fd = src_dir_fd is not None or dst_dir_fd is not None
     follow = follow_symlinks and (has_fd or sys.platform == "darwin")
     with tree.lock():
@@ -219,9 +224,9 @@ def link(
             raise error(errno.EEXIST)
         if old.is_folder:
             raise error(errno.EPERM)
-        _check_folder_rights(tree, new.folder)
-        held = tree.own(old)
-        # A descriptor that absolute paths do not use makes Python pass `follow` on: a file without a name
+        _check_folder_permissions(tree, new.folder)
+        held = tree.copy_up(old)
+        # With a descriptor, which absolute paths ignore, Python passes `follow` on: a file without a name
         # gets one by a link to /proc/self/fd/…
         REAL.link(held, tree.new_path(new), src_dir_fd=0, follow_symlinks=follow)
 
@@ -235,7 +240,7 @@ def change(
     dir_fd: int | None = None,
     **more: Any,
 ) -> None:
-    """Call truncate, chmod, utime and their like on a copy of the file."""
+    """Call truncate, chmod, utime and similar functions on a copy of the file."""
     if isinstance(path, int):
         real_path = path_of_descriptor(path)
         if not _is_on_real_disk(tree, real_path):
@@ -246,12 +251,12 @@ def change(
         place = place_to_read(tree, path, dir_fd, follow=follow)
         if place.is_real:
             _check_may_change(place, function, arguments, more)
-        target = tree.own(place)
+        target = tree.copy_up(place)
     function(target, *arguments, **more)
 
 
 def _bare_place(tree: Tree, path: AnyPath, dir_fd: int | None) -> Place:
-    """The entry of a folder that is to be made, removed or renamed: a link itself, even with a slash behind it."""
+    """The directory entry to create, remove or rename: the link itself, even if a slash follows it."""
     text = as_text(path)
     return tree.place(text.rstrip("/") or text, dir_fd, follow=False)
 
@@ -261,7 +266,7 @@ def _says_folder(*paths: AnyPath) -> bool:
 
 
 def _is_on_real_disk(tree: Tree, real_path: str) -> bool:
-    """Whether an open file is one that must not be changed: no pipe, no file in upper/ or of an allowed folder."""
+    """Whether an open file must not be changed: it is not a pipe, not in upper/ and not in an allowed folder."""
     if not real_path.startswith("/") or find_info(real_path) is None or tree.visible(real_path) != real_path:
         return False
     return not tree.place(real_path, follow=False).is_allowed
@@ -274,19 +279,19 @@ def _as_given(path: Any) -> Any:
 def _path_for_new_file(tree: Tree, place: Place, flags: int) -> str:
     if not flags & os.O_CREAT:
         raise error(errno.ENOENT)
-    _check_folder_rights(tree, place.folder)
+    _check_folder_permissions(tree, place.folder)
     return tree.new_path(place)
 
 
-def _check_file_rights(place: Place, flags: int) -> None:
+def _check_file_permissions(place: Place, flags: int) -> None:
     wanted = os.W_OK if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC) else 0
     if not flags & os.O_WRONLY:
         wanted |= os.R_OK
     _check_access(place.to_read(), wanted)
 
 
-def _check_folder_rights(tree: Tree, folder: Folder) -> None:
-    _check_access(tree.rights_from(folder), os.W_OK | os.X_OK)
+def _check_folder_permissions(tree: Tree, folder: Folder) -> None:
+    _check_access(tree.permissions_path(folder), os.W_OK | os.X_OK)
 
 
 def _check_access(path: str, wanted: int) -> None:
@@ -296,17 +301,19 @@ def _check_access(path: str, wanted: int) -> None:
 
 
 def _check_may_remove(tree: Tree, place: Place) -> None:
-    _check_folder_rights(tree, place.folder)
+    _check_folder_permissions(tree, place.folder)
     if place.is_real:
+        assert place.info is not None
         owner = REAL.stat(place.folder.path)
         if owner.st_mode & stat.S_ISVTX and os.geteuid() not in (0, owner.st_uid, place.info.st_uid):
-            raise error(errno.EPERM)  # in /tmp, everybody removes only what is his
+            raise error(errno.EPERM)  # in /tmp, users may remove only their own files
 
 
 def _check_may_change(
     place: Place, function: Callable, arguments: tuple[Any, ...], more: dict[str, Any]
 ) -> None:
-    """A file's contents, and its times if they are set to now, may be changed by whoever may write; else its owner."""
+    """Users who may write may change contents, and set times to now; only the owner may change anything else."""
+    assert place.info is not None  # it is a real entry
     if place.is_folder and function is REAL.truncate:
         raise error(errno.EISDIR)
     is_owner = os.geteuid() in (0, place.info.st_uid)
@@ -336,16 +343,18 @@ def _check_may_move(tree: Tree, old: Place, new: Place) -> None:
     elif new.is_folder:
         raise error(errno.EISDIR)
     _check_may_remove(tree, old)
-    _check_folder_rights(tree, new.folder)
+    _check_folder_permissions(tree, new.folder)
 
 
 def _is_other_name(old: Place, new: Place) -> bool:
-    """Whether two hard links name one file: then POSIX wants nothing to happen."""
-    return new.info is not None and not old.is_folder and os.path.samestat(old.info, new.info)
+    """Whether two hard links name one file: then POSIX requires that nothing happens."""
+    if old.info is None or new.info is None or old.is_folder:
+        return False
+    return os.path.samestat(old.info, new.info)
 
 
 def _note_move(tree: Tree, old: Place, new: Place, was_real: bool) -> None:
-    """Keep for the list of changes what the trees do not show: where something came from."""
+    """Log the move for the list of changes: the trees do not show where something came from."""
     line = json.dumps([old.path, new.path, was_real]).encode() + b"\n"
     fd = REAL.open(f"{tree.base}/moves", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -2,7 +2,7 @@
 
     base/upper, base/removed, base/moves + the real files ──> FileChange per file, and per removed or moved folder
 
-A file that was written and removed again, or written with the bytes it had, is no change.
+A file that was written and removed again, or written with the bytes it already had, is not a change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.isolation.changes import FileChange, size_of_file
-from windtunnel.isolation.real_files import REAL, find_info, holds_the_same
+from windtunnel.isolation.real_files import REAL, find_info, have_same_contents
 from windtunnel.isolation.shadow_tree import COPYING
 
 __all__ = ["shadow_changes"]
@@ -25,7 +25,7 @@ __all__ = ["shadow_changes"]
 class _Trees:
     upper: str
     removed: str
-    moved: dict[str, str]  # where something is now -> where it really is
+    moved: dict[str, str]  # path in the script's view -> real path
 
 
 def shadow_changes(base: Path) -> list[FileChange]:
@@ -38,7 +38,7 @@ def shadow_changes(base: Path) -> list[FileChange]:
 
 
 def _moves(path: str) -> dict[str, str]:
-    """Replay the renames: where each real file or folder that was moved is now, and its real path."""
+    """Replay the renames: the current path of each real file or folder that was moved -> its real path."""
     if find_info(path) is None:
         return {}
     origins: dict[str, str] = {}
@@ -54,14 +54,14 @@ def _moves(path: str) -> dict[str, str]:
 
 
 def _still_moved(trees: _Trees, moves: dict[str, str]) -> dict[str, str]:
-    """Those that are there, and gone from where they were. A file must hold what it held."""
+    """Moves whose target still exists and whose source is gone. The contents of a file must not have changed."""
     found = {}
     for now, source in moves.items():
         here, there = find_info(trees.upper + now), find_info(source)
         if here is None or there is None or find_info(trees.upper + source) is not None:
             continue
         is_same = stat.S_ISDIR(here.st_mode) and stat.S_ISDIR(there.st_mode)
-        if _is_hidden(trees, source) and (is_same or holds_the_same(trees.upper + now, source)):
+        if _is_hidden(trees, source) and (is_same or have_same_contents(trees.upper + now, source)):
             found[now] = source
     return found
 
@@ -80,7 +80,7 @@ def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
             if source is None and _is_file(path):
                 yield FileChange("removed", path, None, _size(path))
             yield from _written(trees, path, was_at)
-        elif source is None and not holds_the_same(actual, was_at):
+        elif source is None and not have_same_contents(actual, was_at):
             before = _size(was_at)
             what = "written" if before is None else "replaced"
             yield FileChange(what, path, size_of_file(actual), before)
@@ -89,7 +89,7 @@ def _written(trees: _Trees, folder: str, compared: str) -> Iterator[FileChange]:
 
 
 def _missing(trees: _Trees, real_folder: str, names: set[str]) -> Iterator[FileChange]:
-    """What a folder had that was removed and made again, or moved."""
+    """Former entries of a folder that was removed and created again, or moved."""
     info = find_info(real_folder)
     if info is None or not stat.S_ISDIR(info.st_mode):
         return
@@ -111,7 +111,7 @@ def _removed(trees: _Trees, folder: str) -> Iterator[FileChange]:
 
 
 def _source_of(path: str, origins: dict[str, str]) -> str | None:
-    """The real path of something that was moved, by itself or with a folder around it."""
+    """The real path of something that was moved, by itself or with a parent folder."""
     at = path
     while at and at != "/":
         if at in origins:
@@ -125,7 +125,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _is_hidden(trees: _Trees, path: str) -> bool:
-    """Whether nothing real shows at a path: itself or a folder around it was removed."""
+    """Whether no real file is visible at a path: it or a parent folder was removed."""
     try:
         return stat.S_ISREG(REAL.lstat(trees.removed + path).st_mode)
     except NotADirectoryError:
@@ -140,7 +140,7 @@ def _is_file(path: str) -> bool:
 
 
 def _size(path: str) -> int | None:
-    """Bytes of a real file, or of all that is in a real folder; None where nothing is."""
+    """Bytes of a real file, or of everything in a real folder; None if nothing exists."""
     info = find_info(path)
     if info is None or not stat.S_ISDIR(info.st_mode):
         return None if info is None else info.st_size

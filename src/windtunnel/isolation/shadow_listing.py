@@ -1,4 +1,4 @@
-"""List the entries of a folder of the shadow, where those the run wrote and the real ones are merged.
+"""List the entries of a folder in the shadow: those the run wrote, merged with the real ones.
 
 listdir, scandir ──> Folder in the Tree ──> names, or Entry in place of os.DirEntry
 """
@@ -9,7 +9,6 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import AnyStr
 
 from windtunnel.isolation.real_files import REAL, error, path_of_descriptor
 from windtunnel.isolation.shadow_calls import naming, place_to_read
@@ -18,12 +17,13 @@ from windtunnel.isolation.shadow_tree import AnyPath, Place, Tree, as_text
 __all__ = ["Entry", "list_names", "scan"]
 
 
-def list_names(tree: Tree, path: AnyPath | int | None = None) -> list[AnyStr]:
+def list_names(tree: Tree, path: AnyPath | int | None = None) -> list[str] | list[bytes]:
     if tree.is_untouched():
         return REAL.listdir(path)
     text, _ = _folder_to_list(tree, path)
     place = _to_list(tree, text)
     folder = tree.folder(place.path)
+    names: list[str]
     names = REAL.listdir(place.actual) if folder.is_plain else [entry.name for entry in tree.entries(folder)]
     return [os.fsencode(name) for name in names] if _is_bytes(path) else names
 
@@ -83,7 +83,7 @@ class Entry:
             return False
 
     def _behind_link(self) -> os.stat_result:
-        """A link is followed in the merged tree, not on the disk."""
+        """Follow a link in the merged tree, not on the disk."""
         path = f"{self._folder}/{self._entry.name}"
         return naming(self.path, None, lambda: place_to_read(self._tree, path, None, follow=True)).info
 

@@ -1,4 +1,4 @@
-"""Redirect what opens a file in other ways than by a function of `os`.
+"""Redirect what opens files without calling a function of `os`.
 
 open, io.FileIO, sqlite3.connect, subprocess's working folder ──> path in the Tree ──> the original function
 """
@@ -20,7 +20,7 @@ from windtunnel.isolation.shadow_tree import AnyPath, Tree, as_text
 try:
     import sqlite3
 except ImportError:  # a Python that was built without it
-    sqlite3 = None
+    sqlite3 = None  # type: ignore[assignment]
 
 __all__ = ["stream_wrappers"]
 
@@ -57,7 +57,7 @@ def _open_stream(by_path: _Opener) -> Callable:
         closefd: bool = True,
         opener: Callable[[AnyPath, int], int] | None = None,
     ) -> Any:
-        # An opener of the script's own opens by os.open in the end, which is redirected too.
+        # A script's own opener calls os.open in the end, which is redirected too.
         if opener is None and not isinstance(file, int):
             opener = by_path
         return REAL.open_stream(file, mode, buffering, encoding, errors, newline, closefd, opener)
@@ -83,7 +83,9 @@ def _file_io(by_path: _Opener) -> type:
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, REAL.FileIO)
 
-    class FileIO(REAL.FileIO, metaclass=AnyFileIO):
+    real_file_io: Any = REAL.FileIO
+
+    class FileIO(real_file_io, metaclass=AnyFileIO):
         def __init__(self, file: AnyPath | int, mode: str = "r", closefd: bool = True, opener: Any = None):
             if opener is None and not isinstance(file, int):
                 opener = by_path
@@ -93,7 +95,7 @@ def _file_io(by_path: _Opener) -> type:
 
 
 def _fork_exec(tree: Tree, original: Callable) -> Callable:
-    """Start a program in a folder that the script made; its arguments stay as they are."""
+    """Start a program in a folder that the script created; its arguments do not change."""
 
     @functools.wraps(original)
     def fork_exec(*arguments: Any) -> int:
@@ -127,13 +129,13 @@ def _connect(tree: Tree, original: Callable) -> Callable:
 
 
 def _database_path(tree: Tree, path: str, may_write: bool = True) -> str:
-    """Where SQLite, which opens files by itself, finds a database: in a copy, unless it only reads."""
+    """Where SQLite, which opens files itself, finds a database: in a copy, unless it only reads."""
     if path in ("", ":memory:"):
         return path
     place = tree.place(path)
     if not may_write or (place.actual and not REAL.access(place.actual, os.W_OK, effective_ids=True)):
         return place.to_read()
-    for ending in ("-journal", "-wal"):  # what was not yet taken over into the database
+    for ending in ("-journal", "-wal"):  # changes that are not in the database yet
         if tree.place(path + ending).info is not None:
             path_to_open(tree, path + ending, os.O_RDWR)
     return path_to_open(tree, path, os.O_RDWR | os.O_CREAT)

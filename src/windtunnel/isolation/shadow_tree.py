@@ -1,12 +1,12 @@
-"""Where a path leads in a tree that is laid over the real one: what was written lies apart, nothing real changes.
+"""Resolve paths in a tree that is merged with the real one: writes are stored separately, nothing real changes.
 
-    path as the script says it ──> Folder it is in, links resolved ──> Place: in upper/, on the real disk, or nowhere
+    path from the script ──> Folder it is in, links resolved ──> Place: in upper/, on the real disk, or nowhere
 
 Two trees below `base` mirror absolute paths, so that all ranks see one state, whichever process changed it:
 
     upper/a/b      the file or folder /a/b as the run left it; it hides the real file, and is merged with a real folder
-    removed/a/b    an empty file: nothing real of /a/b shows, nor of what is in it, even if upper/a/b is there again;
-                   a folder: /a/b shows, but some of what is in it was removed
+    removed/a/b    an empty file: the real /a/b and its contents are hidden, even if upper/a/b exists again;
+                   a folder: /a/b is visible, but some of its contents were removed
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["COPYING", "AnyPath", "Folder", "Place", "Tree", "as_text"]
 
 AnyPath = str | bytes | os.PathLike
 
-COPYING = ".windtunnel-copying-"  # begins the name of an entry that is not complete yet, or not quite gone
-_MOST_LINKS = 40  # as Linux has it
+COPYING = ".windtunnel-copying-"  # prefix of an entry that is still being copied or removed
+_MOST_LINKS = 40  # the limit of Linux
 _MOST_KNOWN = 50_000
 # Not /dev itself: a device can be written to, but must not be removed.
 _ALWAYS_ALLOWED = ("/dev/mqueue", "/dev/pts", "/dev/shm", "/proc")
@@ -48,20 +48,20 @@ class Folder:
     """A folder that the script can see, and where its entries come from."""
 
     path: str  # absolute, without links
-    in_upper: bool  # upper/ has it
-    is_real: bool  # its real entries show
-    has_removed: bool  # though not all of them
+    in_upper: bool  # it exists in upper/
+    is_real: bool  # its real entries are visible
+    has_removed: bool  # but not all of them
     is_allowed: bool  # it is not shadowed at all
-    is_plain: bool  # there is nothing but real entries
+    is_plain: bool  # it has only real entries
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a path leads."""
+    """What a path resolves to."""
 
     path: str  # absolute; only its last name may be a link
     folder: Folder  # it is in
-    actual: str | None  # the real path of what is there; None where nothing is
+    actual: str | None  # the real path of what is there; None if nothing is
     info: os.stat_result | None
     ends_in_slash: bool
     is_allowed: bool
@@ -91,7 +91,7 @@ def as_text(path: AnyPath) -> str:
 
 
 class Tree:
-    """The merged tree: finds places in it, and prepares changes to them."""
+    """The merged tree: resolves paths in it, and prepares changes to them."""
 
     def __init__(self, base: str, allowed: Sequence[str]) -> None:
         self.base = os.path.realpath(base)
@@ -101,7 +101,7 @@ class Tree:
             os.makedirs(folder, exist_ok=True)
         own = f"{self.base}/{_OPEN_TO_SCRIPTS}"
         self.allowed = frozenset(map(os.path.realpath, (*_ALWAYS_ALLOWED, own, *allowed)))
-        # Processes share one number by which they learn that folders changed. Each change writes a new one.
+        # Processes share a version number that tells them when folders changed. Each change writes a new one.
         self._version = memoryview(_shared_bytes(f"{self.base}/version")).cast("Q")
         self._seen = 0
         self._known: dict[str, Folder] = {}
@@ -112,11 +112,11 @@ class Tree:
     # ---- finding
 
     def is_untouched(self) -> bool:
-        """Whether nothing at all was changed yet."""
+        """Whether nothing was changed yet."""
         return self._version[0] == 0
 
     def folder(self, path: str, n_links: int = 0) -> Folder:
-        """The folder at a path; kept in memory until some folder changes, as most paths share theirs."""
+        """The folder at a path; cached until some folder changes, as many paths share one folder."""
         known = self._still_known()
         found = known.get(path)
         if found is None:
@@ -127,16 +127,16 @@ class Tree:
         return found
 
     def is_certainly_real(self, path: str) -> bool:
-        """Whether a path's folder is known to hold nothing but real entries: the quick answer for most paths.
+        """Whether a path's folder is known to have only real entries: the fast check for most paths.
 
-        The entry itself may still be a link to something that is not real.
+        The entry itself may still be a link to something in upper/.
         """
         head, slash, name = path.rpartition("/")
         found = self._still_known().get(head or slash)
         return found is not None and found.is_plain and name not in ("", ".", "..")
 
     def place(self, path: str, dir_fd: int | None = None, *, follow: bool = True) -> Place:
-        """Where a path leads. Raises what the operating system would, if its folder is not there."""
+        """Resolve a path. Raises what the operating system would raise if its folder does not exist."""
         if path.startswith("/"):
             path = self.visible(path)
         elif dir_fd is not None and path:
@@ -166,7 +166,7 @@ class Tree:
         raise error(errno.ELOOP, path)
 
     def entries(self, folder: Folder) -> list[os.DirEntry]:
-        """What a folder shows, from both trees."""
+        """The visible entries of a folder, from both trees."""
         found: dict[str, os.DirEntry] = {}
         if folder.in_upper:
             with REAL.scandir(self.upper + folder.path) as entries:
@@ -180,34 +180,36 @@ class Tree:
         return list(found.values())
 
     def visible(self, real_path: str) -> str:
-        """The path by which the script knows what lies in upper/."""
+        """The script's path for something in upper/."""
         return real_path[len(self.upper) :] if real_path.startswith(f"{self.upper}/") else real_path
 
     def working_folder(self) -> str:
         return self.visible(REAL.getcwd())
 
     def shows_real(self, place: Place) -> bool:
-        """Whether a real entry would show at a place if upper/ had none."""
+        """Whether a real entry would be visible at a place if upper/ had none."""
         folder = place.folder
         if not folder.is_real or place.is_allowed:
             return False
         return not (folder.has_removed and self._is_removed(place.path)) and find_info(place.path) is not None
 
-    def rights_from(self, folder: Folder) -> str:
-        """The real path whose rights hold for a folder: our copy of somebody else's folder belongs to us."""
+    def permissions_path(self, folder: Folder) -> str:
+        """The real path whose permissions apply to a folder: our copy of another user's folder belongs to us."""
         if not folder.in_upper:
             return folder.path
         copy = self.upper + folder.path
-        is_as_copied = folder.is_real and _rights(REAL.lstat(copy)) == _copied_rights(REAL.lstat(folder.path))
+        is_as_copied = folder.is_real and _permissions(REAL.lstat(copy)) == _copied_permissions(
+            REAL.lstat(folder.path)
+        )
         return folder.path if is_as_copied else copy
 
     # ---- changing
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Let one thread of one process change the trees at a time; again by the same thread is fine.
+        """Let one thread of one process at a time change the trees; the lock is reentrant.
 
-        A signal handler, say one that saves a checkpoint, may run in the middle of a change.
+        A signal handler, for example one that saves a checkpoint, may run in the middle of a change.
         """
         with self._in_process:
             self._depth += 1
@@ -226,28 +228,29 @@ class Tree:
                 self._depth -= 1
 
     def folders_changed(self) -> None:
-        """Make every process look again for the folders that it knows."""
+        """Make every process discard its cached folders."""
         self._version[0] = (time.monotonic_ns() << 16 | os.getpid() & 0xFFFF) & (1 << 64) - 1 or 1
 
     def forget_folders(self) -> None:
-        """Look again in this process: relative paths mean something else now."""
+        """Discard the cached folders of this process: relative paths mean something else now."""
         self._known = {}
 
     def new_path(self, place: Place) -> str:
-        """Where to create what is to be seen at a place."""
+        """The real path at which to create an entry for a place."""
         if place.is_allowed:
             return place.path
-        self.own_folder(place.folder.path)
-        if self.is_untouched():  # the first entry is made in the root folder, which needs no copy
+        self.copy_up_folder(place.folder.path)
+        if self.is_untouched():  # the first entry is created in the root folder, which needs no copy
             self.folders_changed()
         return self.upper + place.path
 
-    def own(self, place: Place, *, is_emptied: bool = False) -> str:
+    def copy_up(self, place: Place, *, is_emptied: bool = False) -> str:
         """Copy one entry to upper/ if it is a real one; return the path that may be changed."""
         if not place.is_real:
             return place.to_read()
         if place.is_folder:
-            return self.own_folder(place.path)
+            return self.copy_up_folder(place.path)
+        assert place.info is not None  # a real entry has one
         target = self.new_path(place)
         folder = os.path.dirname(target)
         info_of_folder = REAL.lstat(folder)
@@ -268,35 +271,35 @@ class Tree:
         _set_times(folder, info_of_folder)  # to the script, no entry was made
         return target
 
-    def own_all(self, place: Place) -> str:
-        """Copy an entry to upper/, a folder with all that shows in it."""
+    def copy_up_all(self, place: Place) -> str:
+        """Copy an entry to upper/; a folder is copied with all its visible contents."""
         if place.is_allowed or not place.is_folder:
-            return self.own(place)
+            return self.copy_up(place)
         folder = self.folder(place.path)
         if folder.is_real:
-            self.own_folder(folder.path)
+            self.copy_up_folder(folder.path)
             for entry in self.entries(folder):
-                self.own_all(self.place(_join(folder.path, entry.name), follow=False))
+                self.copy_up_all(self.place(_join(folder.path, entry.name), follow=False))
         return self.upper + place.path
 
-    def own_folder(self, path: str) -> str:
-        """Give a visible folder a counterpart in upper/, without its entries."""
+    def copy_up_folder(self, path: str) -> str:
+        """Create a visible folder in upper/, without its entries."""
         target = self.upper + path
         if path == "/" or find_info(target) is not None:
             return target
-        parent = self.own_folder(os.path.dirname(path))
+        parent = self.copy_up_folder(os.path.dirname(path))
         info, info_of_parent = REAL.lstat(path), REAL.lstat(parent)
         REAL.mkdir(target)
         with suppress(PermissionError):
             REAL.chown(target, info.st_uid, info.st_gid)
-        REAL.chmod(target, _copied_rights(info))
+        REAL.chmod(target, _copied_permissions(info))
         _set_times(target, info)
         _set_times(parent, info_of_parent)
         self.folders_changed()
         return target
 
     def hide(self, place: Place) -> None:
-        """Let nothing real show at a place any more, nor below it."""
+        """Hide what is real at a place, and below it."""
         marker = self.removed + place.path
         is_new = _make_folders(os.path.dirname(marker))
         if (info := find_info(marker)) and stat.S_ISDIR(info.st_mode):
@@ -370,11 +373,11 @@ class Tree:
         return None if info is None else (path, info)
 
     def _is_ours(self, folder: Folder, name: str) -> bool:
-        """Whether it is the shadow's own: a script that removes our folder must not reach the whole disk in upper/."""
+        """Whether an entry belongs to the shadow itself: a script that removes our folder must not delete upper/."""
         return folder.path == self.base and name != _OPEN_TO_SCRIPTS
 
     def _link_target(self, folder: Folder, actual: str) -> str | None:
-        """Where a link leads; None for those of /proc that lead to no path, such as to a pipe."""
+        """The target of a link; None for links of /proc that have no path, for example to a pipe."""
         target = REAL.readlink(actual)
         if folder.path.startswith("/proc/") and find_info(target) is None:
             return None
@@ -406,12 +409,12 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder != "/" else f"/{name}"
 
 
-def _copied_rights(real: os.stat_result) -> int:
-    """Rights of our copy of a real folder: we must be able to put things into it."""
-    return _rights(real) | stat.S_IRWXU
+def _copied_permissions(real: os.stat_result) -> int:
+    """Permissions of our copy of a real folder: we must be able to write into it."""
+    return _permissions(real) | stat.S_IRWXU
 
 
-def _rights(info: os.stat_result) -> int:
+def _permissions(info: os.stat_result) -> int:
     return stat.S_IMODE(info.st_mode)
 
 
@@ -420,7 +423,7 @@ def _set_times(path: str, info: os.stat_result) -> None:
 
 
 def _make_folders(path: str) -> bool:
-    """Make a folder and those above it; return whether any was missing."""
+    """Create a folder and its parents; return whether any was missing."""
     if find_info(path) is not None:
         return False
     _make_folders(os.path.dirname(path))

@@ -1,6 +1,6 @@
-"""Renaming a folder in a layer of a user namespace: copied and removed, as `mv` does between file systems.
+"""Rename folders in the layer of a user namespace: copy and remove, as `mv` does between file systems.
 
-os.rename(real folder, new name) ──> EXDEV, for the kernel keeps no redirects there ──> copytree, rmtree
+os.rename(real folder, new name) ──> EXDEV, because the kernel has no redirects there ──> copytree, rmtree
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Let os.rename and os.replace of this process move folders that were there before the run."""
+    """Let os.rename and os.replace of this process move folders that existed before the run."""
     for name in ("rename", "replace"):
         moving = _copying_instead(getattr(os, name))
         setattr(os, name, moving)
@@ -39,9 +39,11 @@ def _copying_instead(original: Callable[..., None]) -> Callable[..., None]:
                 or os.path.islink(src)
                 or os.stat(src).st_dev != os.stat(_parent(dst)).st_dev
             ):
-                raise  # between two file systems it would fail on the real disk, too
+                raise  # a move between two file systems would fail on the real disk, too
         if os.path.lexists(dst):
-            os.rmdir(dst)  # an empty folder may be replaced; anything else raises here, as it would there
+            os.rmdir(
+                dst
+            )  # an empty folder may be replaced; anything else raises here, as it would on the real disk
         shutil.copytree(src, dst, symlinks=True)
         shutil.rmtree(src)
 

@@ -1,9 +1,9 @@
-"""What to call each allocation: a label for all that are alike, every text once, and the Python stacks behind them.
+"""Labels of allocations: one label for all equal ones, each text stored once, and the Python stacks behind them.
 
     recording, lifetimes ──> label_allocations ──> the label of each, Labels, texts
     frames in use ──> frame_columns ──> FrameColumns
 
-A training step repeats itself: half a million allocations have a few thousand labels.
+Training steps repeat: half a million allocations have a few thousand labels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["FrameColumns", "Labels", "Texts", "frame_columns", "label_allocation
 
 
 class Texts:
-    """Every text once; number 0 is no text."""
+    """Each text once, by number; number 0 is the empty text."""
 
     def __init__(self) -> None:
         self._numbers = {"": 0}
@@ -56,13 +56,13 @@ class FrameColumns:
     file: np.ndarray
     function: np.ndarray
     line: np.ndarray
-    parent: np.ndarray  # -1: nobody called it
+    parent: np.ndarray  # -1: outermost
 
 
 def label_allocations(
     recording: Recording, lives: Lifetimes, chosen: np.ndarray, new_frames: np.ndarray, texts: Texts
 ) -> tuple[np.ndarray, Labels]:
-    """The label of each of the chosen lives, and the labels; `new_frames` from `frame_columns`."""
+    """Return the label of each chosen allocation, and the labels; `new_frames` is from `frame_columns`."""
     made_by = [lives.signature[chosen], output_slots(recording, lives, chosen)]
     first, result = number_rows(made_by)
     ops, shapes = [], []
@@ -90,7 +90,7 @@ def label_allocations(
         role_numbers[lives.role[chosen]],
         new_frames[lives.frame[chosen]],
     ]
-    # Two labels that read the same are one: scalars of an operator, such as a step's number, are not told.
+    # Labels with the same text are one: they do not include scalars of an operator, such as the number of a step.
     first, label = number_rows(columns)
     return label, Labels(*(column[first] for column in columns))
 
@@ -100,7 +100,7 @@ def _numbers(found: Iterable[int]) -> np.ndarray:
 
 
 def number_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a table numbered by what they say: the first row of each number, and the number of each row.
+    """Number the distinct rows of a table: return the first row of each number, and the number of each row.
 
     Numbers are given in the order of first appearance.
     """

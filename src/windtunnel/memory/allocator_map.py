@@ -1,6 +1,6 @@
-"""How the allocator's segments lie at chosen moments: who sits in each block, and where the holes are.
+"""The allocator's segments at chosen moments: the owner of each block, and the holes.
 
-tape, Allocator, positions ──> photograph ──> a MapColumns for each position
+tape, Allocator, positions ──> take_maps ──> a MapColumns for each position
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.memory.allocator_records import Segment
+from windtunnel.memory.allocators.records import Segment
 from windtunnel.memory.peak import CountingAllocator
 from windtunnel.memory.tape import AllocationTape, play
 
-__all__ = ["STATES", "MapColumns", "photograph"]
+__all__ = ["STATES", "MapColumns", "take_maps"]
 
 STATES = ("active", "pending_free", "inactive")
 
@@ -37,16 +37,16 @@ class MapColumns:
     block_owner: np.ndarray  # id of the allocation on the tape, -1: none
 
 
-class _Seen(Exception):
-    """Everything that was to be photographed is."""
+class _AllTaken(Exception):
+    """All maps have been taken."""
 
 
-def photograph(
+def take_maps(
     tape: AllocationTape, allocator: CountingAllocator, positions: Iterable[int]
 ) -> dict[int, MapColumns]:
-    """Play the tape and look at the allocator right after each of these positions.
+    """Replay the tape and take a map right after each of these positions.
 
-    Empty for an allocator that cannot tell its segments.
+    Returns nothing for an allocator that cannot list its segments.
     """
     wanted = sorted(set(positions))
     look = getattr(allocator, "segments", None)
@@ -61,11 +61,11 @@ def photograph(
         if position == wanted[len(found)]:
             found[position] = _columns(look(), allocator.allocated_bytes, allocator.reserved_bytes)
             if len(found) == len(wanted):
-                raise _Seen
+                raise _AllTaken
 
     try:
         play(tape, allocator, note)
-    except _Seen:
+    except _AllTaken:
         return found
     except NotImplementedError:
         return {}
@@ -89,7 +89,9 @@ def _columns(segments: tuple[Segment, ...], allocated_bytes: int, reserved_bytes
     return MapColumns(
         allocated_bytes,
         reserved_bytes,
-        *by_segment.T[:3],
+        by_segment[:, 0],
+        by_segment[:, 1],
+        by_segment[:, 2],
         tuple(segment.pool for segment in segments),
         by_segment[:, 3].astype(bool),
         *np.array(blocks, np.int64).reshape(-1, 5).T,

@@ -1,9 +1,9 @@
-"""The memory of one rank: does it fit, when is the peak, who holds it.
+"""The memory of one rank: whether it fits, when the peak is, and what holds it.
 
     recording ──> tape ──> replay ──> peak ──┐
         └──────> lifetimes ──────────────────┴──> RankMemory (all that a report needs)
 
-What the program needs and whether it fits are two questions: the first is asked of a device without limit.
+What the program needs and whether it fits are two questions; the first is answered by a replay without a limit.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from windtunnel.memory.attribution import (
     short_op,
 )
 from windtunnel.memory.lifetime import Lifetimes, lifetimes_of, steps_of
+from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import CountingAllocator, LimitedReplay, Replay, replay, replay_limited
 from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
 
@@ -69,7 +70,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """All a report says about the memory of one rank."""
+    """Everything a report needs about the memory of one rank."""
 
     n_steps: int
     usable_bytes: int | None
@@ -97,13 +98,13 @@ def analyse_memory(
     """Replay one device of a recording and explain its peak.
 
     `make_allocator(device_bytes)` gives a fresh allocator, unlimited for None. The first replay is unlimited,
-    so the peak is what the program needs; only if that exceeds `usable_bytes` is it played again within them,
-    which tells whether the allocator survives by releasing its cache.
+    so the peak is what the program needs. Only if that exceeds `usable_bytes` is the tape replayed within the limit,
+    which shows whether the allocator gets by with releasing its cache.
     """
     tape = tape_of(recording, device)
     lives = lifetimes_of(recording)
     played = replay(tape, make_allocator(None))
-    owner = np.searchsorted(lives.birth, tape.id)  # ids of the tape are rows of births
+    owner = np.searchsorted(lives.birth, tape.id)  # ids of the tape are rows of allocations
     owner[tape.kind != TapeKind.ALLOC] = 0
     alive_at = _alive(tape, played)
     alive, held = owner[alive_at], played.held[alive_at]
@@ -137,8 +138,8 @@ def analyse_memory(
 
 
 def thin_timeline(timeline: Timeline, n_points: int) -> Timeline:
-    """Fewer points of the same picture: the highest and lowest of each stretch, always with both peaks."""
-    keep = _landmarks(timeline.allocated_bytes, timeline.reserved_bytes, n_points)
+    """Return fewer points of the same curve: the highest and lowest of each stretch, and both peaks."""
+    keep = _points(timeline.allocated_bytes, timeline.reserved_bytes, n_points)
     return Timeline(
         timeline.event[keep],
         timeline.step[keep],
@@ -172,7 +173,7 @@ def _n_steps(recording: Recording) -> int:
 
 
 def _exactly(found: RoleBytes, peak_bytes: int) -> RoleBytes:
-    """Book what no storage explains (a free an allocator still waits for) as temporary."""
+    """Count bytes that no storage explains (a free that the allocator has deferred) as temporary."""
     rest = peak_bytes - found.total()
     if rest == 0:
         return found
@@ -182,7 +183,7 @@ def _exactly(found: RoleBytes, peak_bytes: int) -> RoleBytes:
 
 
 def _timeline(recording: Recording, tape: AllocationTape, played: Replay, roles: np.ndarray) -> Timeline:
-    keep = _landmarks(played.allocated, played.reserved, _TIMELINE_POINTS)
+    keep = _points(played.allocated, played.reserved, _TIMELINE_POINTS)
     by_role = np.zeros((len(keep), len(ROLES)), np.int64)
     is_alloc = tape.kind == TapeKind.ALLOC
     for column, role in enumerate(ROLES):
@@ -197,15 +198,9 @@ def _timeline(recording: Recording, tape: AllocationTape, played: Replay, roles:
     )
 
 
-def _landmarks(allocated: np.ndarray, reserved: np.ndarray, n_points: int) -> np.ndarray:
+def _points(allocated: np.ndarray, reserved: np.ndarray, n_points: int) -> np.ndarray:
     """Indices of at most `n_points` points that keep the outline and both peaks."""
-    n = len(allocated)
-    if n <= n_points:
-        return np.arange(n)
-    edges = np.linspace(0, n, max(1, (n_points - 4) // 2) + 1).astype(np.int64)
-    keep = {0, n - 1, int(allocated.argmax()), int(reserved.argmax())}
-    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        if end > start:
-            part = allocated[start:end]
-            keep |= {start + int(part.argmax()), start + int(part.argmin())}
-    return np.array(sorted(keep))
+    if len(allocated) <= n_points:
+        return np.arange(len(allocated))
+    peaks = np.array([allocated.argmax(), reserved.argmax()])
+    return outline(allocated, n_points - 4, peaks)  # four: both peaks and both ends

@@ -1,4 +1,4 @@
-"""Who holds the memory at one moment: by role, by module, by tensor.
+"""What holds the memory at one moment: by role, by module, by tensor.
 
     Lifetimes + bytes held by each ──> RoleBytes, ModuleShare (a tree, foldable), LiveTensors (largest first)
 
@@ -22,7 +22,7 @@ __all__ = [
     "user_line",
 ]  # fmt: skip
 
-# name, op, module, role, shape, dtype, where: what makes two tensors alike
+# name, op, module, role, shape, dtype, where: two tensors with the same one are grouped
 _Description = tuple[str, str, str, str, tuple[int, ...] | None, str, str]
 _PARAMETER_ROLES = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER)
 
@@ -66,7 +66,7 @@ class ModuleShare:
 
 @dataclass(frozen=True, slots=True)
 class LiveTensors:
-    """Tensors alike in all but their layer number: `layers.0-27.mlp`."""
+    """Tensors that differ only in their layer number: `layers.0-27.mlp`."""
 
     name: str  # of a weight, its gradient or its optimizer state; empty for others
     op: str
@@ -88,7 +88,7 @@ def role_bytes(roles: np.ndarray, held: np.ndarray) -> RoleBytes:
 def module_shares(
     recording: Recording, lives: Lifetimes, alive: np.ndarray, held: np.ndarray
 ) -> tuple[ModuleShare, ...]:
-    """Sum the bytes of the alive ones (indices into `lives`) by module path and role, largest first."""
+    """Sum the bytes of the live allocations (indices into `lives`) by module path and role, largest first."""
     totals: defaultdict[tuple[str, str], int] = defaultdict(int)
     keys = np.stack([lives.module[alive], lives.name[alive], lives.role[alive]], axis=1).astype(np.int64)
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
@@ -120,7 +120,7 @@ def fold_layers(shares: Iterable[ModuleShare]) -> tuple[ModuleShare, ...]:
 def largest_tensors(
     recording: Recording, lives: Lifetimes, alive: np.ndarray, held: np.ndarray, top: int = 20
 ) -> tuple[LiveTensors, ...]:
-    """The largest groups of alike tensors among the alive ones."""
+    """Return the largest groups of equal tensors among the live ones."""
     members: defaultdict[_Description, list[int]] = defaultdict(list)
     slots = output_slots(recording, lives, alive)
     described = [
@@ -135,7 +135,7 @@ def largest_tensors(
 
 
 def short_op(name: str) -> str:
-    """`aten.mm.default` -> `aten.mm`: the overload says nothing a reader of a report needs."""
+    """`aten.mm.default` -> `aten.mm`: readers of a report do not need the overload."""
     parts = name.split(".")
     return ".".join(parts[:2]) if len(parts) == 3 else name
 
@@ -152,15 +152,15 @@ def user_line(recording: Recording, frame: int) -> str:
 
 
 def module_path(recording: Recording, module: int, name: int, role: int) -> str:
-    """The module that bytes are booked on; the first three numbers are those of `Lifetimes`."""
-    # A weight is made wherever the model was built; its name says better where it belongs.
+    """The module that bytes are attributed to; the numbers are those of `Lifetimes`."""
+    # A weight is allocated wherever the model was built; its name shows where it belongs.
     if role in _PARAMETER_ROLES and name >= 0:
         return recording.name(name).rpartition(".")[0]
     return recording.name(module)
 
 
 def output_slots(recording: Recording, lives: Lifetimes, chosen: np.ndarray) -> np.ndarray:
-    """Which result of its operator each of the chosen lives holds, -1 for none: that result has its shape."""
+    """For each chosen allocation, the index of the operator's output that it holds (which has its shape), or -1."""
     offsets, ids = recording.outputs
     rows = lives.op_row[chosen].astype(np.int64)
     slots = np.full(len(chosen), -1)

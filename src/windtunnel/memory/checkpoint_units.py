@@ -1,11 +1,11 @@
-"""Modules as people checkpoint them: the repeated blocks of a model, and what stands beside them.
+"""Modules as they are usually checkpointed: the repeated blocks of a model, and the other modules.
 
     ModuleShare of every module ──> repeated blocks (`layers.0-27`), other modules ──> CheckpointUnit, largest first
 
 A block is a numbered module with modules in it: `layers.3`, not `layers.3.mlp` and not the third of a row of plain
 layers. Of two repeated levels the outer one counts, unless a few of its members hold nearly everything in blocks of
-their own (stages of blocks, chunks of a pipeline): a unit that is most of the model comes back whole when it is
-computed again.
+their own (stages of blocks, chunks of a pipeline): a unit that is most of the model needs all of its memory again
+when it is recomputed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from windtunnel.memory.attribution import ModuleShare, fold_paths
 
 __all__ = ["CheckpointUnit", "checkpoint_units", "seconds_in"]
 
-_FEW = 4  # a member with more than a fourth of its group is no small unit
+_FEW = 4  # a member with more than a fourth of its group is not a small unit
 _NEARLY_ALL = 0.75  # of a group, in blocks further in
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointUnit:
-    """Alike modules that could each be wrapped in a checkpoint."""
+    """Equal modules that could each be wrapped in a checkpoint."""
 
     module: str  # `model.layers.0-27`; empty: outside of all modules
     members: frozenset[str]  # their paths

@@ -1,8 +1,8 @@
-"""When each storage lived, who made it, and what it was for.
+"""The lifetime of each storage, the operator that made it, and its role.
 
-    recording (ALLOC, FREE, MARK, OP rows) ──> Lifetimes: one element per allocation, in order of birth
+    recording (ALLOC, FREE, MARK, OP rows) ──> Lifetimes: one element per allocation, in order
 
-A storage number can live more than once (`storage.resize_` frees and allocates again); every life is an
+A storage number can be allocated more than once (`storage.resize_` frees and allocates again); each allocation is an
 element.
 """
 
@@ -16,7 +16,7 @@ from windtunnel.events.model import Frame, Kind, Phase, Recording, Role
 
 __all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
 
-ALIVE = -1  # `death` of a storage that was never freed
+ALIVE = -1  # `death` (the row of the free) of a storage that was never freed
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -25,30 +25,30 @@ class Lifetimes:
     """Parallel arrays, one element per allocation, ordered by `birth`."""
 
     storage: np.ndarray
-    n_bytes: np.ndarray  # as asked for; rounding belongs to the allocator
-    birth: np.ndarray  # row of the recording
-    death: np.ndarray  # row of the recording, or ALIVE
+    n_bytes: np.ndarray  # as requested; rounding belongs to the allocator
+    birth: np.ndarray  # row of its allocation in the recording
+    death: np.ndarray  # row of its free, or ALIVE
     role: np.ndarray  # Role, never UNKNOWN
     name: np.ndarray  # what a MARK called it: an index into `Recording.names`, or -1
     module: np.ndarray  # an index into `Recording.names`, or -1
-    phase: np.ndarray  # at birth
-    op: np.ndarray  # id of the operator that asked for it, or -1
+    phase: np.ndarray  # at allocation
+    op: np.ndarray  # id of the operator that requested it, or -1
     signature: np.ndarray  # of that operator: an index into `Recording.signatures`, or -1
     op_row: np.ndarray  # row of that operator, or -1
     device: np.ndarray
     stream: np.ndarray
     frame: np.ndarray
-    step: np.ndarray  # the step it was born in, from 1
+    step: np.ndarray  # the step of its allocation, from 1
 
     def __len__(self) -> int:
         return len(self.storage)
 
 
 def lifetimes_of(recording: Recording) -> Lifetimes:
-    """Pair every allocation with its free and settle what it was for.
+    """Pair every allocation with its free and determine its role.
 
-    Marks win over the role given at birth, and the last mark wins. What is still unknown is judged by how
-    long it lived: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward
+    Marks override the role given at allocation, and the last mark wins. An unknown role is inferred from the
+    lifetime: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward
     is an activation; made in the backward pass and alive at the optimizer step is a gradient; made by the
     optimizer and alive in the next pass is optimizer state; all else is temporary.
     """
@@ -63,7 +63,7 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     is_op = kind == Kind.OP
     if (
         recording.header.get("framework") == "mindspore"
-    ):  # there a collective makes its own result, and has a number of its own
+    ):  # there a collective allocates its own result, and has its own id
         is_op |= kind == Kind.COLLECTIVE
     op_row = _op_rows(is_op, subject, op)
     signature = np.where(op_row >= 0, columns["value"][op_row], -1)
@@ -98,7 +98,7 @@ def steps_of(recording: Recording, rows: np.ndarray) -> np.ndarray:
 
 
 def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each birth the row of its free and of the next life of the same storage (or _NEVER)."""
+    """For each allocation the rows of its free and of the next allocation of the same storage (or _NEVER)."""
     rows = np.flatnonzero((kind == Kind.ALLOC) | (kind == Kind.FREE))
     order = np.lexsort((rows, subject[rows]))
     rows = rows[order]
@@ -107,7 +107,7 @@ def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[n
     follows[:-1] = owner[1:] == owner[:-1]
     after = np.full(len(rows), _NEVER)
     after[:-1] = rows[1:]
-    # ALLOC, FREE: the free is the death. ALLOC, ALLOC: never freed, as far as the recording knows.
+    # ALLOC, FREE: freed. ALLOC, ALLOC: never freed, as far as the recording shows.
     dies = np.zeros(len(rows), bool)
     dies[:-1] = is_birth[:-1] & follows[:-1] & ~is_birth[1:]
     position = np.searchsorted(birth, rows[is_birth])
@@ -123,7 +123,7 @@ def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[n
 def _marks(
     columns: dict[str, np.ndarray], storage: np.ndarray, next_birth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The role of the last mark before a storage's next life, and the last name; both outlive a resize."""
+    """The role of the last mark before a storage's next allocation, and the last name; both survive a resize."""
     marks = np.flatnonzero(columns["kind"] == Kind.MARK)
     last = _last_before(marks, columns["subject"], storage, next_birth)
     role = np.where(last >= 0, columns["role"][last], np.uint8(Role.UNKNOWN))
@@ -158,7 +158,7 @@ def _op_rows(is_op: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarr
 
 def _is_recomputed(frames: tuple[Frame, ...], frame: np.ndarray) -> np.ndarray:
     """Which frames run below torch's checkpoint recomputation."""
-    inside = np.zeros(len(frames) + 1, bool)  # the last one stands for frame -1
+    inside = np.zeros(len(frames) + 1, bool)  # the last element is for frame -1
     for i, f in enumerate(frames):
         inside[i] = f.function == "recompute_fn" or (
             f.file.endswith("checkpoint.py") and "recompute" in f.function

@@ -1,8 +1,8 @@
-"""Memory counters a running program can ask for, answered by the allocator model from its own events.
+"""Memory counters for a running program, computed by the allocator model from the program's own events.
 
     rows so far ──> Allocator ──> allocated, reserved, peaks
 
-Costs nothing until the first question: then it reads what was already written and follows from there.
+It costs nothing until the first query, which reads the events so far; later queries only read new ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LiveMemory:
         self._make_allocator = make_allocator
         self._allocators: dict[int, Any] = {}
         self._peaks: dict[int, list[int]] = {}
-        self._position: int | None = None  # rows of the writer already seen; None: nobody asked yet
+        self._position: int | None = None  # rows of the writer already seen; None: not queried yet
 
     def read(self, device: int) -> dict[str, int]:
         """Bytes now and at most, since the start or the last reset."""

@@ -14,16 +14,16 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.errors import PredictedOutOfMemory
-from windtunnel.memory.allocator_records import AllocatorStats
+from windtunnel.memory.allocators.records import AllocatorStats
 from windtunnel.memory.tape import AllocationTape, Player, TapeKind, play
 
 __all__ = ["CountingAllocator", "Failure", "LimitedReplay", "Replay", "replay", "replay_limited"]
 
-_SEARCH = 64  # drops looked at for each late free: streams finish in about the order of their frees
+_SEARCH = 64  # drops examined for each deferred free: streams finish in about the order of their frees
 
 
 class CountingAllocator(Player, Protocol):
-    """An allocator that says what it holds."""
+    """An allocator that counts its bytes."""
 
     @property
     def allocated_bytes(self) -> int: ...

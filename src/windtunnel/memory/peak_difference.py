@@ -1,8 +1,8 @@
-"""What two peaks hold of the same thing: by module and by kind of tensor.
+"""Compare what two peaks hold: by module and by kind of tensor.
 
     shares of A, shares of B ──> Change, one per module and role, largest change first
 
-Layers are folded over both sides at once, so that 28 layers and 32 layers meet in one row. Every byte of either side is
+Layers are folded over both sides at once, so that 28 layers and 32 layers share one row. Every byte of either side is
 in exactly one row: the differences add up to the difference of the peaks.
 """
 

@@ -1,9 +1,9 @@
-"""In which phase of a step each event is, as a reader would say it.
+"""The phase of a step that each event belongs to, as a reader understands it.
 
     rows of a recording ──> their phase; between backward and optimizer: AFTER_BACKWARD
 
-A recording calls forward whatever is neither backward nor optimizer. Gradients that are reduced or clipped between the
-two belong to neither pass: nothing of the model runs there.
+A recording marks everything that is neither backward nor optimizer as forward. Reducing or clipping gradients between
+the two belongs to neither pass: no part of the model runs there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from windtunnel.events.model import Kind, Phase, Recording
 
 __all__ = ["AFTER_BACKWARD", "phases_of"]
 
-AFTER_BACKWARD = len(Phase) + 1  # a number beside the phases, and beside that of a recomputation
+AFTER_BACKWARD = len(Phase) + 1  # a number of its own, after the phases and that of a recomputation
 
 
 def phases_of(recording: Recording, rows: np.ndarray) -> np.ndarray:

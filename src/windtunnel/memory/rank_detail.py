@@ -1,10 +1,10 @@
-"""Every allocation of a rank with its life, for a reader who zooms in, and the allocator's map at the peaks.
+"""Every allocation of a rank with its lifetime, for zooming in, and the allocator's map at the peaks.
 
-    recording ──> tape ──> replay ──┬──> lives with bytes, labels ──┐
-                                    └──> maps at both peaks ────────┴──> RankDetail (columns)
+    recording ──> tape ──> replay ──┬──> lifetimes with bytes, labels ──┐
+                                    └──> maps at both peaks ────────────┴──> RankDetail (columns)
 
-At the row of the peak the allocations that live, and the rest that no allocation tells, add up to the peak of the
-report, role by role. Beyond a number of allocations the smallest are only counted, in the rest.
+At the row of the peak, the live allocations and the rest add up to the peak of the report, role by role. If there are
+too many allocations, the smallest ones are only counted, in the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from windtunnel.events.model import Kind, Phase, Recording, Role
 from windtunnel.memory.allocation_labels import FrameColumns, Labels, Texts, frame_columns, label_allocations
-from windtunnel.memory.allocator_map import MapColumns, photograph
+from windtunnel.memory.allocator_map import MapColumns, take_maps
 from windtunnel.memory.attribution import ROLES, short_op
 from windtunnel.memory.lifetime import lifetimes_of, steps_of
 from windtunnel.memory.outline import outline
@@ -32,7 +32,7 @@ _MOST_CHANGES = 40_000  # of reserved bytes; an allocator that caches has hundre
 
 @dataclass(frozen=True)
 class Rest:
-    """Bytes that no allocation of the detail tells: those left out, and what an allocator holds besides."""
+    """Bytes that belong to no listed allocation: those left out, and bytes that the allocator holds besides."""
 
     row: np.ndarray  # from this row on
     n_bytes: np.ndarray  # one row per point, one column per role
@@ -67,7 +67,7 @@ class RankDetail:
     n_rows: int
     texts: tuple[str, ...]
     born: np.ndarray  # row; the allocations are in this order
-    freed: np.ndarray  # the row at which the allocator had the bytes back; n_rows: never
+    freed: np.ndarray  # the row at which the allocator got the bytes back; n_rows: never
     n_bytes: np.ndarray
     label: np.ndarray  # index into labels
     labels: Labels
@@ -91,7 +91,7 @@ def rank_detail(
     device: int = 0,
     most_allocations: int = 400_000,
 ) -> RankDetail:
-    """Tell one device of a recording in detail, with at most so many allocations and operators by name."""
+    """Return the details of one device of a recording, with at most `most_allocations` allocations and operators listed."""
     tape = tape_of(recording, device)
     lives = lifetimes_of(recording)
     played = replay(tape, make_allocator(None))
@@ -101,7 +101,7 @@ def rank_detail(
     freed = ends[played.released[at]]
     peak_rows = tape.event[[position for _, position in peaks]]
     kept, role = (
-        _worth_naming(tape.event[at], freed, played.held[at], peak_rows, most_allocations),
+        _chosen(tape.event[at], freed, played.held[at], peak_rows, most_allocations),
         _role_numbers(lives.role[np.searchsorted(lives.birth, tape.id[at])]),
     )
     born = tape.event[at[kept]]
@@ -109,7 +109,7 @@ def rank_detail(
     if len(kept) < len(at):
         n_left = len(at) - len(kept)
         left_out.append(
-            f"{n_left:,} of {len(at):,} allocations, the smallest that no peak holds, are only counted, not named"
+            f"{n_left:,} of {len(at):,} allocations are counted but not listed: the smallest that are not alive at a peak"
         )
     op_rows, op_lengths = _operators(recording, device, peak_rows[:1], most_allocations, left_out)
     texts = Texts()
@@ -144,7 +144,7 @@ def rank_detail(
 
 
 def _peaks(played: Replay) -> list[tuple[str, int]]:
-    """Moments worth a map, with their positions: the peak of live bytes first."""
+    """The moments to take a map of, with their positions: the peak of live bytes first."""
     if played.peak < 0:
         return []
     peaks = [("peak of live bytes", played.peak)]
@@ -160,10 +160,10 @@ def _role_numbers(roles: np.ndarray) -> np.ndarray:
     return numbers[roles]
 
 
-def _worth_naming(
+def _chosen(
     born: np.ndarray, freed: np.ndarray, held: np.ndarray, peak_rows: np.ndarray, most: int
 ) -> np.ndarray:
-    """Those alive at a peak and the largest; of equals the later ones, so that the last step is told whole."""
+    """Those alive at a peak and the largest; of equal ones the later, so that the last step is complete."""
     if len(born) <= most:
         return np.arange(len(born))
     is_at_peak = np.zeros(len(born), bool)
@@ -181,27 +181,27 @@ def _rest(
     role: np.ndarray,
     peak_rows: np.ndarray,
 ) -> Rest | None:
-    """What the kept allocations do not tell, role by role; what no storage explains is temporary."""
+    """The bytes outside the kept allocations, role by role; bytes that no storage explains are temporary."""
     n = len(tape)
     if n == 0:
         return None
     held = played.held[at]
-    untold = held.copy()
-    untold[kept] = np.minimum(held[kept], 0)  # told as max(held, 0)
+    unlisted = held.copy()
+    unlisted[kept] = np.minimum(held[kept], 0)  # listed as max(held, 0)
     explained = np.zeros(n + 1, np.int64)
     explained[at] += held
     np.subtract.at(explained, played.released[at], held)
     unexplained = played.allocated - np.cumsum(explained[:n])
-    # Within one request an allocator may have held more than after it: the peak of the report knows.
+    # Within one request an allocator may hold more than after it; the peak of the report includes that.
     above = played.peak_bytes - int(played.allocated[played.peak])
-    if not (untold.any() or unexplained.any() or above):
+    if not (unlisted.any() or unexplained.any() or above):
         return None
     levels = np.zeros((n, len(ROLES)), np.int64)
-    for number in np.unique(role[untold != 0]).tolist():
-        mine = np.flatnonzero((role == number) & (untold != 0))
+    for number in np.unique(role[unlisted != 0]).tolist():
+        mine = np.flatnonzero((role == number) & (unlisted != 0))
         change = np.zeros(n + 1, np.int64)
-        change[at[mine]] = untold[mine]
-        np.subtract.at(change, played.released[at[mine]], untold[mine])
+        change[at[mine]] = unlisted[mine]
+        np.subtract.at(change, played.released[at[mine]], unlisted[mine])
         levels[:, number] = np.cumsum(change[:n])
     levels[:, ROLES.index(Role.TEMPORARY)] += unexplained
     is_last = np.append(tape.event[1:] != tape.event[:-1], True)
@@ -245,7 +245,8 @@ def _operators(
     is_peak_step = step[: len(rows)] == step[-1] if len(peak_row) else np.zeros(len(rows), bool)
     order = np.lexsort((rows, is_peak_step))
     left_out.append(
-        f"{len(rows) - most:,} of {len(rows):,} operators are not named: not of the last steps, nor of the peak's"
+        f"{len(rows) - most:,} of {len(rows):,} operators are not listed: only those of the last steps and"
+        " of the step with the peak are"
     )
     kept = np.sort(order[len(rows) - most :])
     return rows[kept], lengths[kept]
@@ -272,7 +273,7 @@ def _operator_columns(
 
 
 def _phases(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    """Where the phase changes. Only rows of work know theirs: a mark has none."""
+    """Where the phase changes. Only rows of work have a phase: a mark has none."""
     kind = recording.columns["kind"]
     works = np.isin(kind, (Kind.OP, Kind.ALLOC, Kind.MODULE_ENTER, Kind.COLLECTIVE))
     rows = np.flatnonzero(works)
@@ -297,14 +298,16 @@ def _steps(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
 def _maps(
     tape: AllocationTape, allocator: CountingAllocator, peaks: list[tuple[str, int]], born: np.ndarray
 ) -> tuple[AllocatorMap, ...]:
-    found = photograph(tape, allocator, [position for _, position in peaks])
+    found = take_maps(tape, allocator, [position for _, position in peaks])
     maps = []
     for title, position in peaks:
         if position in found:
             owner = found[position].block_owner
             index = np.minimum(np.searchsorted(born, owner), max(0, len(born) - 1))
-            is_told = (owner >= 0) & (born[index] == owner)
+            is_listed = (owner >= 0) & (born[index] == owner)
             maps.append(
-                AllocatorMap(title, int(tape.event[position]), found[position], np.where(is_told, index, -1))
+                AllocatorMap(
+                    title, int(tape.event[position]), found[position], np.where(is_listed, index, -1)
+                )
             )
     return tuple(maps)

@@ -1,10 +1,9 @@
-"""What a program asked of its memory allocator, in order: the input of every replay.
+"""The requests of a program to its memory allocator, in order: the input of every replay.
 
     recording ──> tape_of ─────────┐
     snapshot.pickle, *.csv ────────┴──> AllocationTape ──> play ──> any Allocator
 
-Sizes are what the program asked for, before any allocator's rounding, so that one tape can be played through
-all of them.
+Sizes are as requested, before any allocator's rounding, so one tape can be replayed through all allocators.
 """
 
 from __future__ import annotations
@@ -62,10 +61,12 @@ class AllocationTape:
     id: np.ndarray  # int64; -1 where a request names no allocation
     n_bytes: np.ndarray  # int64; only of ALLOC, always > 0
     stream: np.ndarray  # int32
-    persistent: np.ndarray  # bool: a weight or a constant, which MindSpore keeps in a pool of its own
+    persistent: np.ndarray  # bool: a weight or a constant, which MindSpore keeps in a separate pool
     event: np.ndarray  # int64: the row of the recording, the line of the CSV, the entry of the trace
-    notes: tuple[str, ...] = ()  # what the source did not say and had to be assumed, one sentence each
-    recorded_peak_bytes: int | None = None  # what the source itself says about its run, where it does
+    notes: tuple[
+        str, ...
+    ] = ()  # what had to be assumed because the source does not have it, one sentence each
+    recorded_peak_bytes: int | None = None  # as recorded by the source itself, if it is
     recorded_peak_reserved_bytes: int | None = None
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
     What was known to be a weight when it was allocated is persistent. A weight that was an ordinary tensor at
     first, as most are in PyTorch and in MindSpore's PyNative mode, is not.
 
-    Nothing in a recording says when the device catches up with a side stream, so a storage freed while in use
+    A recording does not show when the device catches up with a side stream, so a storage freed while in use
     there (`record_stream`) counts as finished at once: its memory is back before the next allocation.
     """
     columns = recording.columns
@@ -116,7 +117,7 @@ def tape_of(recording: Recording, device: int = 0) -> AllocationTape:
 
 def _how_it_ends(recording: Recording) -> tuple[str, ...]:
     if recording.is_damaged:
-        return (f"the recording is damaged: this is of the {len(recording):,} events before the damage",)
+        return (f"the recording is damaged: only the {len(recording):,} events before the damage are used",)
     if not recording.is_complete:
         return ("the program was killed: the recording ends at its last flush",)
     return ()
@@ -134,7 +135,7 @@ def _named(columns: dict[str, np.ndarray], device: int) -> tuple[np.ndarray, np.
     freed_before[1:] = np.maximum.accumulate(np.where(is_free, position, -1))[:-1]
     birth = rows[np.maximum(born, 0)]
     is_live = (born >= 0) & (owner[np.maximum(born, 0)] == owner) & (is_alloc | (freed_before < born))
-    # The row of a FREE does not always know its device; the row that allocated does.
+    # A FREE row does not always have a device; the ALLOC row does.
     is_ours = is_live & (columns["device"][birth] == device) & (columns["value"][birth] > 0)
     order = np.argsort(rows[is_ours])
     return rows[is_ours][order], birth[is_ours][order]
@@ -187,7 +188,7 @@ def play(tape: AllocationTape, allocator: Player, note: Note | None = None) -> N
     `note(kind, id, address)` is called after each request, with address 0 for all but allocations.
     """
     alloc, free = allocator.alloc, allocator.free
-    # MindSpore's pool alone keeps weights apart, and alone asks to be told.
+    # Only MindSpore's pool keeps weights apart, and only it takes this argument.
     knows_persistent = "persistent" in signature(alloc).parameters
     persistent = tape.persistent.tolist() if knows_persistent else [False] * len(tape)
     columns = (tape.kind.tolist(), tape.id.tolist(), tape.n_bytes.tolist(), tape.stream.tolist(), persistent)

@@ -19,9 +19,9 @@ _GAP_SHARE = 1 / 64  # of a value's bytes: rounding and small change between two
 
 
 def cheapest_run(values: Sequence[Value], short_by: int, now: float) -> list[Value]:
-    """Return the run of address neighbours of at least `short_by` bytes that costs least to have again.
+    """Return the run of address neighbours of at least `short_by` bytes that is cheapest to rematerialise.
 
-    If no run is long enough, the one that frees most: the caller asks again for the rest.
+    If no run is long enough, return the one that frees most: the caller asks again for the rest.
     """
     ordered = sorted(values, key=lambda value: value.address)
     best: list[Value] = []

@@ -1,19 +1,19 @@
-"""The state machine both drivers share: when to forget, what to forget, how to have it again.
+"""The state machine that both drivers share: when to evict, what to evict, how to rematerialise it.
 
     before(op) ──> room for its outputs     after(op) ──> new values     save / unsave ──> candidates
     fetch(value) ──> parents first, deepest first ──> host.compute       make_room ──> policy ──> host.drop
 
-The live runtime and the simulator call it in the same order, so with the same costs they decide alike:
+The live runtime and the simulator call it in the same order, so with the same costs they make the same decisions:
 
 1. Forward, for each operator that makes a value of `minimum_size` or more: `before(key)`, the operator itself,
    `after(key, n_bytes, seconds, read, made)`. The first time a key is seen its size is unknown and room is made
    afterwards instead.
-2. Autograd saves a tensor: `save(value)`. It lets go of one: `unsave(value)`; the last one drops the value.
-3. Autograd wants a tensor back: `fetch(value)`; afterwards the value is resident.
+2. Autograd saves a tensor: `save(value)`. It releases one: `unsave(value)`; the last release drops the value.
+3. Autograd needs a saved tensor: `fetch(value)`; afterwards the value is resident.
 4. A backward has ended: `end_backward()`.
-5. The bytes of a value are gone for any reason: the driver calls `value.evict()`.
+5. The bytes of a value are freed for any reason: the driver calls `value.evict()`.
 
-The clock is the sum of the costs of what ran, never the wall: decisions can be repeated, and predicted.
+The clock is the sum of the costs of what ran, not wall time, so decisions are reproducible and predictable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 from windtunnel.remat.address_run import cheapest_run
@@ -41,7 +41,7 @@ _SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates 
 _KERNEL_SHARE = (
     2  # of the largest operator's results: what a kernel may allocate besides, as oneDNN's convolutions do
 )
-BY_ADDRESS = "contiguous"  # the policy that looks at where values lie, not only at each alone
+BY_ADDRESS = "contiguous"  # the policy that uses the addresses of values, not only each value alone
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Settings:
 
 
 class Host(Protocol):
-    """What a driver must be able to do."""
+    """What a driver must be able to do. Values are of the driver's own subclass of `Value`."""
 
     def live_bytes(self) -> int:
         """All bytes in use on the device now."""
@@ -63,17 +63,17 @@ class Host(Protocol):
     def capacity(self) -> int:
         """The most the device could hold: the limit when no threshold is set."""
 
-    def is_held(self, value: Value) -> bool:
+    def is_held(self, value: Any) -> bool:
         """True if something other than its saves keeps these bytes: dropping it would free nothing."""
 
-    def drop(self, value: Value) -> None:
+    def drop(self, value: Any) -> None:
         """Let go of the bytes. If that was the last reference, `value.evict()` is called."""
 
-    def output_bytes(self, value: Value) -> int:
+    def output_bytes(self, value: Any) -> int:
         """What computing this value again allocates."""
 
-    def compute(self, value: Value) -> Iterable[Value]:
-        """Compute a value again from its resident parents; return every value that is resident by it."""
+    def compute(self, value: Any) -> Iterable[Value]:
+        """Compute a value again from its resident parents; return every value that this makes resident."""
 
 
 class Engine:
@@ -84,7 +84,7 @@ class Engine:
         self.guard = Guard()
         self.statistics = Statistics()
         self.is_in_backward = False
-        self.is_evicting = True  # False: nothing more is dropped, what is gone is still computed again
+        self.is_evicting = True  # False: nothing more is evicted; evicted values are still rematerialised
         self.needed_bytes = (
             0  # above 0: the most that could not be evicted, of those times it was over the limit
         )
@@ -94,29 +94,29 @@ class Engine:
         self._threshold = settings.threshold
         self._sizes: dict[Hashable, int] = {}  # operator and shapes -> bytes it allocates
         self._largest_size = 0
-        self._candidates: list[ref[Value]] = []  # weak: a value nobody can ask for again must die
+        self._candidates: list[ref[Value]] = []  # weak: a value that can no longer be needed must be freed
         self._random = random.Random(0)
 
-    # -- what the drivers tell -------------------------------------------------------------------------------
+    # -- called by the drivers -------------------------------------------------------------------------------
 
     @property
     def limit(self) -> int:
         threshold = self.settings.threshold
-        if threshold != self._threshold:  # what was learnt was about another one
+        if threshold != self._threshold:  # what is known is about the old one
             self._threshold = threshold
             self.guard.floor = self.needed_bytes = 0
         return max(threshold or int(self.host.capacity() * _UNASKED_SHARE), self.guard.floor)
 
     @property
     def reachable_bytes(self) -> int:
-        """A limit that can be held, as far as is known; 0 if this one is held.
+        """A limit that can be held, as far as is known; 0 if the current one is held.
 
-        It is one operator's results above what was needed: under another limit other values wait for each other.
+        It is what was needed plus the results of one operator: under another limit, other values are needed together.
         """
         return self.needed_bytes + self._largest_size if self.needed_bytes else 0
 
     def is_near(self) -> bool:
-        """Could one more operator go over the limit? While this is False nothing needs to be looked up."""
+        """Whether one more operator could exceed the limit. While this is False no sizes are looked up."""
         return self.host.live_bytes() + self._largest_size > self.limit
 
     def before(self, key: Hashable) -> None:
@@ -161,9 +161,9 @@ class Engine:
             self.host.drop(value)
 
     def fetch(self, value: Value) -> None:
-        """Make the value resident, whatever has to be computed again for it."""
+        """Make the value resident, recomputing everything it needs."""
         self.is_in_backward = True
-        self.clock += value.cost  # the backward operator that asks costs about as much as the forward one
+        self.clock += value.cost  # the backward operator that needs it costs about as much as the forward one
         value.pins += 1
         try:
             if value.is_resident:
@@ -177,18 +177,18 @@ class Engine:
         self._see_peak()
 
     def end_backward(self) -> None:
-        """A backward is over, its activations are gone: what is left over the limit nobody can evict."""
+        """A backward is over and its activations are freed: what still exceeds the limit cannot be evicted."""
         self._see_peak()
         live = self.host.live_bytes()
         if self.is_evicting and live > self.limit and not self.candidates():
             self._see_unreached(live)
 
     def end_round(self) -> None:
-        """Backward is over and a forward begins: what the guard learnt holds from here on."""
+        """Backward is over and a forward begins: the guard's new limit holds from here on."""
         self.is_in_backward = False
         self.guard.end_round(self.limit, self.statistics)
 
-    # -- forgetting ------------------------------------------------------------------------------------------
+    # -- eviction --------------------------------------------------------------------------------------------
 
     def make_room(self, n_bytes: int) -> bool:
         """Evict until `n_bytes` more fit under the limit. False: not possible."""
@@ -196,7 +196,7 @@ class Engine:
         short_by = self.host.live_bytes() + n_bytes - limit
         if short_by <= 0 or not self.is_evicting:
             return True
-        if self.guard.is_tripped:  # the threshold is given up for this round; the end of the device is not
+        if self.guard.is_tripped:  # the threshold is ignored for this round, the size of the device is not
             self._hold_no_more_than_plain(n_bytes)
             evictable = sum(value.n_bytes for value in self.candidates())
             needed = self.host.live_bytes() + n_bytes
@@ -217,7 +217,7 @@ class Engine:
         return short_by <= 0
 
     def evict_for(self, n_bytes: int) -> bool:
-        """An allocation of `n_bytes` failed: forget at least that much, whatever the limit says."""
+        """An allocation of `n_bytes` failed: evict at least that much, whatever the limit is."""
         freed = 0
         while freed < n_bytes:
             victims = self._choose(n_bytes - freed)
@@ -229,10 +229,10 @@ class Engine:
         return freed > 0
 
     def _hold_no_more_than_plain(self, n_bytes: int) -> None:
-        """Over the limit, keep what plain training would not hold only in place of what it would and we do not.
+        """Above the limit, never hold more than plain training (without rematerialisation) would.
 
-        Values computed again on the way to another, which nobody saved, are such: plain training let go of them in
-        forward. As long as they are no more than the saved ones that are absent, its peak is not exceeded.
+        Recomputed values that autograd did not save are extra: plain training freed them in forward. As long as they
+        are no more than the saved values that are evicted, the peak of plain training is not exceeded.
         """
         if not self.is_evicting or self.host.live_bytes() + n_bytes <= self.limit:
             return
@@ -248,7 +248,7 @@ class Engine:
                 short_by -= value.n_bytes
 
     def candidates(self) -> list[Value]:
-        """The values that may be forgotten now, in no order."""
+        """The values that may be evicted now, in no particular order."""
         return [value for value in self._living() if not value.pins and not self.host.is_held(value)]
 
     def _evict(self, value: Value) -> None:
@@ -261,7 +261,7 @@ class Engine:
             self.absent_bytes += value.n_bytes
 
     def _come_back(self, value: Value) -> None:
-        """The value is here again, or plain training would no longer hold it either."""
+        """The value is resident again, or plain training would no longer hold it either."""
         if value.is_absent:
             value.is_absent = False
             self.absent_bytes -= value.n_bytes
@@ -271,7 +271,7 @@ class Engine:
         if not self.settings.is_sampling or len(values) < 2:
             return self._choose_among(values, short_by)
         sample = self._random.sample(values, max(int(len(values) ** 0.5), 1))
-        # If the sample is all in use, look at everything once.
+        # If the whole sample is in use, consider all values once.
         return self._choose_among(sample, short_by) or self._choose_among(values, short_by)
 
     def _choose_among(self, values: list[Value], short_by: int) -> list[Value]:
@@ -294,10 +294,10 @@ class Engine:
                 return values[i]
         return None
 
-    # -- having again ----------------------------------------------------------------------------------------
+    # -- rematerialisation -----------------------------------------------------------------------------------
 
     def _compute_with_parents(self, value: Value) -> None:
-        """Depth first with an explicit stack; each value waiting pins only its own parents."""
+        """Depth first with an explicit stack; each waiting value pins only its own parents."""
         waiting = [value]
         pinned: list[list[Value]] = [_pin(value.parents)]
         longest = 1
@@ -365,7 +365,7 @@ class Engine:
         return [value for value in living if value.is_resident]
 
     def _see_unreached(self, n_bytes: int) -> None:
-        """With all evicted that can be, this is in use."""
+        """With everything evictable evicted, this many bytes are in use."""
         self.needed_bytes = max(self.needed_bytes, n_bytes)
         self.statistics.least_reached_bytes = max(self.statistics.least_reached_bytes, n_bytes)
 

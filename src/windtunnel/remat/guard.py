@@ -1,15 +1,15 @@
-"""Stop working for a threshold that cannot be held.
+"""Give up a threshold that cannot be held.
 
-    values computed again in one round > 2 x operators of its forward ──> until the round ends, only what plain
+    values recomputed in one round > 2 x operators of its forward ────> until the round ends, only what plain
                                                                          training would not hold is evicted,
                                                                          unless the device is full
                                                                      ──> a higher limit from the next round on
 
-A budget below what the model needs makes every drop come back at once, and the work grows without the peak
-falling. One round may compute again twice as many values as its forward had operators. What autograd saved and is
-still missing then is computed once more at most, because it is not dropped any longer; what lies between such values,
-and plain training let go of in forward, is kept only in place of saved values that are missing. So the peak of such a
-round is not above plain training's.
+With a budget below what the model needs, every evicted value is needed again at once, and the work grows while the
+peak does not fall. One round may recompute twice as many values as its forward had operators. After that, saved values
+that are still evicted are recomputed at most once more, because they are no longer evicted; intermediate values, which
+plain training frees in forward, are kept only in place of saved values that are evicted. So the peak of such a round is
+not above that of plain training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from windtunnel.remat.statistics import Statistics
 __all__ = ["Guard"]
 
 _MOST_COMPUTED = 2  # times the operators of the forward
-_RAISE = 0.25  # of the way from the limit to the peak reached, after each round that had to be stopped
+_RAISE = 0.25  # of the way from the limit to the peak reached, after each round in which the guard tripped
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Guard:
         return self.n_computed > _MOST_COMPUTED * max(self.n_operators, 1)
 
     def raised(self, limit: int) -> int:
-        """The limit to use after a round like this one that had to be stopped."""
+        """The limit to use after a round in which the guard tripped."""
         return limit + int(max(self.peak_bytes - limit, 0) * _RAISE)
 
     def end_round(self, limit: int, statistics: Statistics) -> None:

@@ -1,9 +1,8 @@
-"""Which value to forget next: one function per policy, the smallest score goes first.
+"""Which value to evict next: one function per policy; the smallest score is evicted first.
 
-    candidates, clock ──> score ──> the value whose loss hurts least
+    candidates, clock ──> score ──> the value that is cheapest to evict
 
-A policy reads the public attributes of a `Value` and nothing else, so the simulators and the live runtime choose
-alike.
+A policy reads only the public attributes of a `Value`, so the simulators and the live runtime make the same choice.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 
 from windtunnel.errors import UsageError
-from windtunnel.remat.value import Value
+from windtunnel.remat.value import Neighbourhood, Value
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -32,8 +31,9 @@ Policy = Callable[[Value, float], float]  # (value, now) -> score
 
 
 def neighbour_cost(value: Value) -> float:
-    """Seconds to compute every evicted value connected to this one, as far as union-find knows."""
-    total, seen = 0, []
+    """Seconds to compute every evicted value connected to this one, as estimated by union-find."""
+    total: float = 0
+    seen: list[Neighbourhood] = []
     for near in (value.parents, value.children):
         for other in near:
             if other.neighbourhood is not None:
@@ -45,13 +45,13 @@ def neighbour_cost(value: Value) -> float:
 
 
 def dtr(value: Value, now: float) -> float:
-    """Cheap to have again, large, long unused (Kirisame et al., ICLR 2021)."""
+    """Cheap to rematerialise, large, long unused (Kirisame et al., ICLR 2021)."""
     gain = value.n_bytes * (now - value.last_used)
     return (value.cost + neighbour_cost(value)) / gain if gain > 0 else inf
 
 
 def local(value: Value, now: float) -> float:
-    """As `dtr`, but blind to what is already evicted around it."""
+    """As `dtr`, but without the evicted values around it."""
     gain = value.n_bytes * (now - value.last_used)
     return value.cost / gain if gain > 0 else inf
 
@@ -72,10 +72,10 @@ def msps(value: Value, now: float) -> float:
 
 
 def ancestors(value: Value, now: float) -> float:
-    """As `dtr`, but counting only what would have to be computed first.
+    """As `dtr`, but counting only evicted ancestors.
 
-    Backward asks in reverse order: what was computed from a value has been asked for before the value itself is, so
-    its loss does not make this one dearer.
+    Backward needs values in reverse order: the descendants of a value have been used before the value itself is
+    needed, so their eviction does not make it more expensive.
     """
     gain = value.n_bytes * (now - value.last_used)
     return (value.cost + value.known_ancestor_cost()) / gain if gain > 0 else inf
@@ -91,7 +91,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-# Backward asks for what was saved in reverse order, and there it is the best of them: see benchmarks.dtr_policies.
+# The best of them for backward, which needs saved values in reverse order: see benchmarks.dtr.policies.
 DEFAULT_POLICY = "ancestors"
 
 

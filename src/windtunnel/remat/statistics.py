@@ -1,4 +1,4 @@
-"""What rematerialisation did so far, as figures a user can read and a program can compare."""
+"""Counters of rematerialisation, for users to read and programs to compare."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Statistics:
     recompute_cost: float = 0.0  # seconds, as the cost table has it
     rematerialisation_seconds: float = 0.0  # as measured; 0 in a simulation
     peak_live_bytes: int = 0  # as seen at operators
-    longest_chain: int = 0  # values computed again to have one back
+    longest_chain: int = 0  # values recomputed to get one back
     least_reached_bytes: int = 0  # above 0: the limit was below what could not be evicted; this was reached
     guarded_rounds: int = 0  # in which the guard stopped evicting
     raised_limit_bytes: int = 0  # the limit the guard uses instead of the threshold
-    failed_allocations: int = 0  # that were met after evicting
+    failed_allocations: int = 0  # that succeeded after evicting

@@ -1,25 +1,27 @@
-"""A value: what one storage held after one operator wrote it, and how it could be had again.
+"""A value: the content of a storage after an operator wrote it, and how to recompute it.
 
     operator ──> Value(parents, cost, bytes) ──> resident | evicted (then part of a Neighbourhood)
 
 Values are immutable: an operator that writes into a storage makes a new value of it. So they form a graph without
-cycles, edges pointing from a value to its parents, and a value nobody needs any more dies by reference count.
+cycles, with edges from a value to its parents, and a value that is no longer needed is freed by reference count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 __all__ = ["Neighbourhood", "Value"]
+
+SomeValue = TypeVar("SomeValue", bound="Value")
 
 
 class Neighbourhood:
     """A set of evicted values connected through evicted values, and what it costs to compute all of them.
 
-    A union-find tree: `join` merges two sets, and nothing is ever split. A value that is computed again leaves its
+    A union-find tree: `join` merges two sets, and nothing is ever split. A recomputed value leaves its
     set by subtracting its cost (the estimate of Kirisame et al., ICLR 2021, section 4).
     """
 
@@ -54,7 +56,7 @@ class Neighbourhood:
 
 
 class Value:
-    """What a policy may look at. Drivers (the simulators, the live runtime) add what they need to compute it."""
+    """What a policy may read. Drivers (the simulators, the live runtime) add what they need to compute it."""
 
     __slots__ = (
         "__weakref__",
@@ -95,14 +97,15 @@ class Value:
             parent._children.append(ref(self))
 
     @property
-    def children(self) -> Iterator[Value]:
+    def children(self: SomeValue) -> Iterator[SomeValue]:
+        """Of the same class: each driver has one class of values."""
         for reference in self._children:
             child = reference()
             if child is not None:
                 yield child
 
     def evict(self) -> None:
-        """Mark as gone and join the evicted values around it."""
+        """Mark as evicted and join the evicted values around it."""
         self.is_resident = False
         mine = self.neighbourhood = Neighbourhood(self.cost)
         for other in (*self.parents, *self.children):
@@ -111,7 +114,7 @@ class Value:
         self._disturb()
 
     def restore(self) -> None:
-        """Mark as computed again."""
+        """Mark as recomputed."""
         self.is_resident = True
         if self.neighbourhood is not None:
             self.neighbourhood.leave(self.cost)
@@ -121,7 +124,9 @@ class Value:
     def known_ancestor_cost(self) -> float:
         """The same as `ancestor_cost()`, remembered until something that this value would need comes or goes."""
         if self._ancestor_cost is None:
-            total, seen, stack = 0, set(), [self]
+            total: float = 0
+            seen: set[Value] = set()
+            stack: list[Value] = [self]
             while stack:
                 for parent in stack.pop().parents:
                     parent._is_counted = True
@@ -151,7 +156,9 @@ class Value:
 
         The search ends, and the answer is `limit`, once they cost that much or are more than `most`.
         """
-        total, seen, stack = 0, set(), [self]
+        total: float = 0
+        seen: set[Value] = set()
+        stack: list[Value] = [self]
         while stack:
             for parent in stack.pop().parents:
                 if not parent.is_resident and parent not in seen:

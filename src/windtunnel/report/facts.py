@@ -1,20 +1,20 @@
-"""The five facts of a simulated rank, in the words existing parsers look for.
+"""The five facts of a simulated rank, in the wording that existing parsers look for.
 
     RankResult ──> five lines of plain text
 
-The words and the unit are those of MindSpore's dry run: whole mebibytes, rounded down, written with an M.
+Wording and unit are those of MindSpore's dry run: whole mebibytes, rounded down, with an M.
 """
 
 from __future__ import annotations
 
-from windtunnel.report.result import DeviceResult, RankResult
+from windtunnel.report.results.run import DeviceResult, RankResult
 from windtunnel.units import MIB
 
 __all__ = ["five_facts"]
 
 
 def five_facts(rank: RankResult, device: DeviceResult) -> tuple[str, ...]:
-    """The lines for the terminal and for `rankR/run.log`."""
+    """Return the lines for the terminal and for `rankR/run.log`."""
     usable = "MindSpore Used memory size" if device.is_ascend else "Usable memory size"
     owner = "MindSpore" if device.is_ascend else "Device"
     return (

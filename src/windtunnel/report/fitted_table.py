@@ -2,9 +2,8 @@
 
     cells, each with shorter forms ──> FittedTable ──> the longest forms that fit the width
 
-A cell is a text, or a tuple of texts from long to short, the last of which may be empty. When a table is too
-wide, columns give way in a stated order, and at last names in their middle: names of modules differ at the
-end.
+A cell is a text, or a tuple of texts from long to short, the last of which may be empty. If a table is too wide,
+columns are shortened in a given order, and finally names in the middle: names of modules differ at the end.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _NARROWEST = 18  # of a shortened name
 
 @dataclass(frozen=True)
 class FittedTable:
-    """Rows under titles; `giving` names the columns with shorter forms, first to give way first."""
+    """Rows under titles; `giving` lists the columns to shorten, in this order."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     giving: tuple[str, ...] = ()
-    name_column: str = ""  # the last to give way, cell by cell
+    name_column: str = ""  # the last to be shortened, cell by cell
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ellipsis = "…" if options.encoding.lower().startswith("utf") else "~"
@@ -62,7 +61,7 @@ class FittedTable:
         return max((len(cell) for cell in cells if isinstance(cell, tuple)), default=1)
 
     def _formed(self, forms: dict[str, int]) -> tuple[list[str], list[list[str]]]:
-        """The cells in these forms, without the columns that gave way altogether."""
+        """Return the cells in these forms, without columns that became empty."""
         texts = [
             [_form(cell, forms[c]) for cell, c in zip(row, self.columns, strict=True)] for row in self.rows
         ]
@@ -71,7 +70,7 @@ class FittedTable:
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int = _GAP) -> Table:
-    """A table with a rule under its titles; numbers at the right."""
+    """Return a table with a rule under its titles and right-aligned numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=gap == _NARROW_GAP)
     for column in columns:
         is_number = column in _NUMBERS
@@ -83,7 +82,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int 
 
 
 def shorten(name: str, width: int) -> str:
-    """`model.layers.0-31.mlp.gate_proj.weight` -> `model.l….gate_proj.weight`: most of it for the end."""
+    """`model.layers.0-31.mlp.gate_proj.weight` -> `model.l….gate_proj.weight`: keep mostly the end."""
     if len(name) <= width:
         return name
     end = (width - 1) * 3 // 4

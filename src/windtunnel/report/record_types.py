@@ -1,6 +1,6 @@
-"""Whether records read from a file hold what their classes say: the file may come from elsewhere.
+"""Check that the fields of records read from a file have their declared types: the file may come from someone else.
 
-RunResult as read ──> check_record ──> ValueError that names the first field that does not keep its word
+RunResult as read ──> check_record ──> ValueError that names the first field with a wrong type
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from windtunnel.report.results.time import RankTimeResult, late_types
+
 __all__ = ["check_record"]
 
 _Check = Callable[[Any, str], None]
-_BEYOND = 1e30  # no bytes, flops or seconds of any machine; sums and products of less stay finite
+_BEYOND = 1e30  # more than the bytes, flops or seconds of any machine; sums and products of less stay finite
 
 
 def check_record(record: Any, where: str = "") -> None:
-    """Every field of a dataclass, and of those inside it."""
-    for name, check in _checks(type(record)):
+    """Check every field of a dataclass, and of the dataclasses inside it."""
+    kind: Any = type(record)
+    for name, check in _checks(kind):
         check(getattr(record, name), f"{where}.{name}" if where else name)
 
 
 @cache
-def _checks(record: type) -> tuple[tuple[str, _Check], ...]:
-    hints = get_type_hints(record)
+def _checks(record: Any) -> tuple[tuple[str, _Check], ...]:
+    hints = get_type_hints(record, localns=late_types() if record is RankTimeResult else None)
     return tuple((f.name, _check_of(hints[f.name])) for f in fields(record))
 
 
 @cache
 def _check_of(hint: Any) -> _Check:
-    """What to do with a value of this type."""
+    """Return the check for a value of this type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _any_of(inner)
@@ -55,7 +58,7 @@ def _any_of(hints: tuple[Any, ...]) -> _Check:
             return
         if len(kinds) == 1:
             one(value, where)
-        elif type(value) not in kinds:  # a value of the user's program: shown as it is, never counted with
+        elif type(value) not in kinds:  # a value of the user's program: only shown, never computed with
             raise ValueError(f"{where} is {value!r:.60}, not a plain value")
 
     return check
@@ -74,14 +77,14 @@ def _each(one: _Check) -> _Check:
 def _values(one: _Check) -> _Check:
     def check(value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {value!r:.60}, not a table of names")
+            raise ValueError(f"{where} is {value!r:.60}, not a table")
         for key, each in value.items():
             one(each, f"{where}[{key!r:.60}]")
 
     return check
 
 
-def _record(hint: type) -> _Check:
+def _record(hint: Any) -> _Check:
     def check(value: Any, where: str) -> None:
         if not isinstance(value, hint):
             raise ValueError(f"{where} is {value!r:.60}, not a {hint.__name__}")
@@ -91,7 +94,7 @@ def _record(hint: type) -> _Check:
 
 
 def _plain(hint: Any) -> _Check:
-    words = {int: "a whole number from 0 on", float: "a number", bool: "true or false", str: "a text"}
+    words = {int: "a non-negative integer", float: "a number", bool: "true or false", str: "a string"}
 
     def check(value: Any, where: str) -> None:
         if not _is_plain(value, hint):

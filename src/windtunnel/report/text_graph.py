@@ -2,13 +2,13 @@
 
     Timeline ──> columns (the highest point of each) ──> lines of text
 
-    79.1 GiB ┄┄┄┄┄┄┄┄┄┄┄┄  what the device has
+    79.1 GiB ┄┄┄┄┄┄┄┄┄┄┄┄  capacity of the device
     52.0 GiB │   ▄█░▄█░█   live, and reserved behind it
              │▁▃▇██░██░█
              └───────────
               step 1  2  3
 
-Where the stream has no such characters, `ASCII` draws the same with plain ones.
+`ASCII` draws the same with plain characters, for streams without these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ASCII = Pencils(" #", ".", "-", "|", "+", "-")
 def draw_memory(
     timeline: Timeline, capacity_bytes: int, pencils: Pencils, width: int = 72, height: int = 10
 ) -> tuple[str, ...]:
-    """Lines of text, top first; the peak and, if near enough to show, the capacity stand at the left."""
+    """Return lines of text, top first; the peak and, if close enough to show, the capacity are labelled at the left."""
     if len(timeline) == 0:
         return ()
     column = _columns(timeline.event, width)
@@ -66,7 +66,7 @@ def draw_memory(
 
 
 def _columns(event: np.ndarray, width: int) -> np.ndarray:
-    """The column each point falls into."""
+    """Return the column of each point."""
     span = max(1, int(event[-1] - event[0]) + 1)
     return (event - event[0]) * width // span
 
@@ -98,7 +98,7 @@ def _cell(live: int, reserved: int, row: int, row_bytes: float, is_limit: bool, 
 
 
 def _steps(step: np.ndarray, column: np.ndarray, width: int) -> str:
-    """`step 1      2      3` under the columns where each begins, as far as there is room."""
+    """Return `step 1      2      3`, each under the column where it starts, as far as there is room."""
     text = [" "] * (width + 8)
     numbers, first = np.unique(step, return_index=True)
     free_from = 0

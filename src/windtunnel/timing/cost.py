@@ -14,8 +14,8 @@ from windtunnel.devices import DeviceProfile
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Signature
 from windtunnel.foreign_files import parse_json
-from windtunnel.timing.roofline import roofline_of
-from windtunnel.timing.roofline_bytes import bytes_moved
+from windtunnel.timing.roofline.model import roofline_of
+from windtunnel.timing.roofline.moved_bytes import bytes_moved
 
 __all__ = ["CostTable", "bytes_moved", "cost_key", "op_seconds", "seconds_of"]
 

@@ -2,7 +2,7 @@
 
     recording, CostSource ──> RowCosts: seconds on the device and on the host for each row
 
-Where the program was compiled, several operators are one kernel: its time stands at the first of them.
+Where the program was compiled, several operators are one kernel: its time is at the first of them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.events.model import Kind, Phase, Recording
-from windtunnel.timing.op_cost import Basis, CostSource, HostCosts, OpCost
-from windtunnel.timing.roofline_fusion import fused_kernels
+from windtunnel.timing.operators.op_cost import Basis, CostSource, HostCosts, OpCost
+from windtunnel.timing.roofline.fusion import fused_kernels
 
 __all__ = ["RowCosts", "operator_rows", "row_costs"]
 
@@ -26,7 +26,7 @@ class RowCosts:
 
     costs: tuple[OpCost, ...]  # one for each signature; nothing for those that no operator has
     seconds: np.ndarray  # float64, on the device
-    host_seconds: np.ndarray  # float64, of the thread that asks
+    host_seconds: np.ndarray  # float64, of the thread that issues them
     is_fused: np.ndarray  # bool: part of a kernel that a compiler makes of several operators
 
 

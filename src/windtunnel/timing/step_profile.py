@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.events.model import Kind, Phase, Recording, Role, Signature
-from windtunnel.timing.op_classes import base_name
-from windtunnel.timing.op_cost import Basis, OpCost
+from windtunnel.timing.operators.classes import base_name
+from windtunnel.timing.operators.op_cost import Basis, OpCost
 from windtunnel.timing.row_costs import RowCosts
 
 __all__ = ["OperatorTime", "StepProfile", "profile_of", "shapes_text", "tokens_of"]
@@ -52,7 +52,7 @@ class OperatorTime:
 class StepProfile:
     """One rank's step."""
 
-    seconds: float  # of all kernels, whatever runs beside them
+    seconds: float  # of all kernels, whatever runs at the same time
     operators: tuple[OperatorTime, ...]  # longest first
     by_class: dict[str, float]  # longest first
     by_module: dict[str, float]  # module path -> seconds of its own operators
@@ -130,7 +130,7 @@ def tokens_of(recording: Recording, rows: np.ndarray, is_again: np.ndarray) -> i
 
 
 def _reads_weight(recording: Recording, rows: np.ndarray, input_at: int) -> bool:
-    """Whether this input of one of the operators is a storage that was born as a weight or turned out to be one."""
+    """Whether this input of one of the operators is a storage that is a weight, from its allocation or by a later mark."""
     columns = recording.columns
     offsets, storages = recording.inputs
     read = [

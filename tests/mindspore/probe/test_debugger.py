@@ -27,7 +27,7 @@ def _cells(dump):
 
 
 def test_the_door_is_one_object_that_every_file_can_reach(tmp_path):
-    with pytest.raises(UsageError, match="before there is a debugger"):
+    with pytest.raises(UsageError, match="before a PrecisionDebugger was created"):
         PrecisionDebugger.start()
     debugger = make_debugger(tmp_path, task="statistics")
     assert PrecisionDebugger() is debugger
@@ -71,11 +71,11 @@ def test_rank_id_names_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda debugger: debugger.start(), "start() has no model, which level L0 needs"),
+        (lambda debugger: debugger.start(), "start() needs a model for level L0"),
         (lambda debugger: debugger.start(3), "start(model) was given int"),
         (lambda debugger: debugger.start([]), "start(model) was given an empty list"),
         (lambda debugger: debugger.start(nn.ReLU(), rank_id=-1), "rank_id -1 is not a rank"),
-        (lambda debugger: debugger.start(nn.ReLU(), token_range=[2, 1]), "holds no token"),
+        (lambda debugger: debugger.start(nn.ReLU(), token_range=[2, 1]), "contains no token"),
         (lambda debugger: debugger.set_init_step(-1), "set_init_step(-1) is not a step"),
     ],
 )
@@ -211,7 +211,7 @@ def test_points_are_refused_in_a_sentence_elsewhere(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1")
     with caplog.at_level(logging.WARNING):
         debugger.save(Tensor(X), "point")
-    assert 'save("point") does nothing at level L1' in caplog.text
+    assert 'save("point") has no effect at level L1' in caplog.text
 
 
 def test_registered_functions_are_recorded_and_restored(tmp_path):
@@ -233,7 +233,7 @@ def test_registered_functions_are_recorded_and_restored(tmp_path):
     assert dump.names("Custom") == ["Custom.fused.0.forward", "Custom.fused.0.backward"]
     assert dump.names("relu") == []  # part of the registered function
     assert np.array_equal(dump.arrays("Custom.fused.0.backward", "output")[0], (X > 0) * np.float32(2.0))
-    with pytest.raises(UsageError, match="has no 'nothing'"):
+    with pytest.raises(UsageError, match="has no attribute 'nothing'"):
         debugger.register_custom_api(library, "nothing")
 
 

@@ -52,7 +52,7 @@ def test_a_killed_training_is_compared_and_then_recovered(trainings, capsys):
     (folder / "dump.json").unlink()
     assert main(["compare", str(whole), str(killed)]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "entries of B were read from the journals of 1 killed steps, and nothing was written" in out
+    assert "entries of B were read from the journals of 1 interrupted steps" in out
     assert not (folder / "dump.json").exists()
 
     assert main(["recover", str(killed)]) == 0

@@ -112,16 +112,16 @@ def test_an_error_of_the_probe_never_reaches_the_program(tmp_path, monkeypatch):
 
     bare = _train("mlp", n_steps=1)
     for place in (
-        "windtunnel.probe.mindspore_calls.CallWriter.open",
-        "windtunnel.probe.mindspore_calls.CallWriter.close",
-        "windtunnel.probe.mindspore_elements.Elements.tensor",
-        "windtunnel.probe.mindspore_gradients.Call.ran",
-        "windtunnel.probe.mindspore_gradients.Call.finish",
-        "windtunnel.probe.layer_hooks.LayerHooks._begin",
-        "windtunnel.probe.layer_hooks.LayerHooks._end",
-        "windtunnel.probe.mindspore_apis.ApiStandIns.install",
-        "windtunnel.probe.mindspore_primitives.Primitives.install",
-        "windtunnel.probe.parameter_gradients._ModuleGradients._take",
+        "windtunnel.probe.mindspore.pynative.calls.CallWriter.open",
+        "windtunnel.probe.mindspore.pynative.calls.CallWriter.close",
+        "windtunnel.probe.mindspore.pynative.elements.Elements.tensor",
+        "windtunnel.probe.mindspore.pynative.gradients.Call.ran",
+        "windtunnel.probe.mindspore.pynative.gradients.Call.finish",
+        "windtunnel.probe.collect.layer_hooks.LayerHooks._begin",
+        "windtunnel.probe.collect.layer_hooks.LayerHooks._end",
+        "windtunnel.probe.mindspore.pynative.apis.ApiStandIns.install",
+        "windtunnel.probe.mindspore.pynative.primitives.Primitives.install",
+        "windtunnel.probe.collect.parameter_gradients._ModuleGradients._take",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, broken)

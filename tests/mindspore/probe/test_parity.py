@@ -1,6 +1,6 @@
 """Our files are msProbe's: names, order, figures, parents, stacks, on the same programs.
 
-golden/ has extracts of what real msProbe wrote; benchmarks/msprobe_mindspore_parity.py renews them.
+golden/ has extracts of what real msProbe wrote; benchmarks/probe/msprobe_mindspore_parity.py renews them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from windtunnel.probe.mindspore_debugger import Debugger
+from windtunnel.probe.mindspore.debugger import Debugger
 
 __all__ = ["Attention", "Dump", "Perceptron", "Shared", "batch", "mode", "perceptron", "train", "watched"]
 

@@ -20,7 +20,7 @@ from tests.mindspore.probe_graph.networks import (
     train,
     watched,
 )
-from windtunnel.probe.mindspore_callbacks import MsprobeStep
+from windtunnel.probe.mindspore.callbacks import MsprobeStep
 
 
 @pytest.fixture(autouse=True)
@@ -291,7 +291,7 @@ def test_what_does_not_compile_with_us_compiles_without(tmp_path, monkeypatch, c
 
         return construct
 
-    monkeypatch.setattr("windtunnel.probe.mindspore_graph.tapped_construct", broken)
+    monkeypatch.setattr("windtunnel.probe.mindspore.graph.graphs.tapped_construct", broken)
     with watched(tmp_path, level="L0") as debugger:
         losses = train(perceptron(), debugger, (batch(0, 2, 4),), n_steps=2)
     assert losses == train(perceptron(), None, (batch(0, 2, 4),), n_steps=2)

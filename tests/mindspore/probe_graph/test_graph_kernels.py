@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from windtunnel.probe.config import load_config
-from windtunnel.probe.mindspore_graph_kernels import kernel_settings, statistics_table
+from windtunnel.probe.config.record import load_config
+from windtunnel.probe.mindspore.graph.kernels import kernel_settings, statistics_table
 
 
 def _config(path, **settings):

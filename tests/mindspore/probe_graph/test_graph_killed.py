@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from tests.mindspore.probe_graph.networks import Dump
-from windtunnel.probe.recover import recover_folder
+from windtunnel.probe.files.recover import recover_folder
 
 PROGRAM = """
 import os, signal, sys

@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from windtunnel.probe.step_folder import StepFolder
-from windtunnel.probe.tensor_store import TensorStore
+from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.tensor_store import TensorStore
 
 
 def main(path: str) -> None:

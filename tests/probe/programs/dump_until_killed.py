@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 
-from windtunnel.probe.step_folder import StepFolder
-from windtunnel.probe.tensor_store import TensorStore
+from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.tensor_store import TensorStore
 
 
 def main(path: str, seed: int) -> None:

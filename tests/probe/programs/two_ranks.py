@@ -1,4 +1,4 @@
-"""One of two processes that talk over gloo, under the probe: every collective, DDP and FSDP2.
+"""One of two processes that communication over gloo, under the probe: every collective, DDP and FSDP2.
 
 python two_ranks.py RANK FOLDER ──> FOLDER/{calls,ddp,fsdp,kernels}/step0/rank{RANK}, FOLDER/result{RANK}.json
 """
@@ -18,7 +18,7 @@ from torch.distributed import all_reduce  # bound before there is a debugger
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.probe.torch_functions import method_swap
+from windtunnel.probe.pytorch.eager.autograd_functions import method_swap
 from windtunnel.pytorch import PrecisionDebugger
 
 WATCHED = (dist.all_reduce, dist.isend, dist.all_gather_into_tensor)
@@ -88,7 +88,7 @@ def calls(rank: int, folder: Path) -> list:
     if rank == 0:  # rank 1 sends after step: nothing has arrived by then
         late = dist.irecv(torch.zeros(2), 1)
         probe.stop()
-        is_watched = vars(dist.Work)["wait"].__module__ == "windtunnel.probe.torch_works"
+        is_watched = vars(dist.Work)["wait"].__module__ == "windtunnel.probe.pytorch.eager.collectives"
     else:
         late, is_watched = None, True
         probe.stop()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windtunnel.probe.comparison import compare_dumps
-from windtunnel.probe.entry_name import parse_entry_name
-from windtunnel.probe.tolerance import Tolerance
-from windtunnel.probe.verdict import Findings
+from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.tolerance import Tolerance
+from windtunnel.probe.compare.verdict import Findings
+from windtunnel.probe.files.entry_name import parse_entry_name
 
 __all__ = ["judged"]
 

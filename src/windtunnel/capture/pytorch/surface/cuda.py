@@ -1,0 +1,353 @@
+"""`torch.cuda` and `torch.npu` for a simulated device.
+
+torch.cuda.get_device_properties(0) ──> the device profile
+torch.cuda.max_memory_allocated()   ──> the allocator model, fed with the events of this run
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
+from windtunnel.capture.pytorch.surface import streams
+from windtunnel.capture.pytorch.surface.data_parallel import install_data_parallel
+from windtunnel.capture.pytorch.surface.npu import npu_module
+from windtunnel.capture.pytorch.tensors.storage import World, world
+from windtunnel.devices import DeviceProfile
+from windtunnel.events.model import Kind
+
+__all__ = ["MemoryCounters", "install_device_module"]
+
+
+class MemoryCounters(Protocol):
+    """What the program may ask about memory; implemented by an allocator model outside this package."""
+
+    def read(self, device: int) -> dict[str, int]:
+        """Bytes now and at most: allocated, reserved, peak_allocated, peak_reserved."""
+
+    def reset_peak(self, device: int) -> None: ...
+
+
+class _Properties:
+    """`torch.cuda.get_device_properties()`."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.name = profile.name
+        self.major, self.minor = profile.capability
+        self.total_memory = profile.memory_bytes
+        self.multi_processor_count = profile.multiprocessors
+        self.is_integrated = self.is_multi_gpu_board = False
+        self.max_threads_per_multi_processor = 2048
+        self.warp_size = 32
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block_optin = 166912
+        self.L2_cache_size = 41943040
+        self.gcnArchName = ""
+        self.uuid = "simulated"
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', total_memory={self.total_memory >> 20}MB, simulated)"
+        )
+
+
+def install_device_module(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -> None:
+    """Make torch.cuda (or torch.npu) answer for the simulated device."""
+    if profile.kind == "cpu":
+        return
+    module = torch.cuda if profile.kind == "cuda" else npu_module()
+    for name, value in _surface(profile, n_devices, counters).items():
+        setattr(module, name, value)
+    torch.Tensor.record_stream = streams.record_stream  # type: ignore[assignment]
+    torch.Stream = streams.Stream  # type: ignore[misc, assignment]
+    torch.Event = streams.Event  # type: ignore[misc, assignment]
+    _install_accelerator(profile, n_devices, module)
+    if profile.kind == "cuda":
+        _install_cuda_only(profile)
+
+
+def _surface(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -> dict[str, Any]:
+    properties = _Properties(profile)
+    return {
+        **_identity(profile, n_devices, properties),
+        **_memory(profile, counters),
+        **_random(n_devices),
+        "Stream": streams.Stream,
+        "ExternalStream": streams.Stream,
+        "Event": streams.Event,
+        "StreamContext": streams.StreamContext,
+        "stream": streams.StreamContext,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
+        "synchronize": streams.synchronize,
+    }
+
+
+def _identity(profile: DeviceProfile, n_devices: int, properties: _Properties) -> dict[str, Any]:
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: bool(
+            world.recorder.n_ops or world.recorder.rows
+        ),  # as on a real device: once it was used
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda callable, **_: callable(),
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: n_devices,
+        "current_device": lambda: world.default_device.index or 0,
+        "set_device": _set_device,
+        "device": _DeviceGuard,
+        "device_of": lambda tensor: _DeviceGuard(tensor.get_device()),
+        "_DeviceGuard": _DeviceGuard,
+        "_exchange_device": _exchange_device,
+        "_maybe_exchange_device": _exchange_device,
+        "get_device_name": lambda device=None: profile.name,
+        "get_device_capability": lambda device=None: profile.capability,
+        "get_device_properties": lambda device=None: properties,
+        "is_bf16_supported": lambda including_emulation=True: (
+            profile.kind == "npu" or profile.capability >= (8, 0)
+        ),
+        "get_arch_list": lambda: [f"sm_{profile.capability[0]}{profile.capability[1]}"],
+        "is_current_stream_capturing": lambda: False,
+        "can_device_access_peer": lambda a, b: True,
+        "utilization": lambda device=None: 0,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+    }
+
+
+def _set_device(device: Any) -> None:
+    if device is None:
+        return
+    index = device if isinstance(device, int) else resolve_device(device).index
+    if index is not None and index >= 0:
+        wanted = torch.device(world.device_type, index)
+        if wanted not in world.index_of_device:
+            raise RuntimeError(
+                f"invalid device ordinal: {wanted}, but there are {len(world.index_of_device)} devices"
+            )
+        World.default_device = wanted
+
+
+def _exchange_device(index: int) -> int:
+    before = world.default_device.index or 0
+    _set_device(index)
+    return before
+
+
+class _DeviceGuard:
+    """`with torch.cuda.device(1):`"""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = (
+            device if isinstance(device, int) else (-1 if device is None else resolve_device(device).index)
+        )
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _exchange_device(self.idx)
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        _set_device(self.prev_idx)
+        return False
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+def _memory(profile: DeviceProfile, counters: MemoryCounters) -> dict[str, Any]:
+    def read(key: str) -> Callable[..., int]:
+        return lambda device=None: counters.read(_index(device))[key]
+
+    def stats(device: Any = None) -> dict[str, int]:
+        now = counters.read(_index(device))
+        found: dict[str, int] = {}
+        for kind, current, peak in (
+            ("allocated_bytes", "allocated", "peak_allocated"),
+            ("active_bytes", "allocated", "peak_allocated"),
+            ("requested_bytes", "allocated", "peak_allocated"),
+            ("reserved_bytes", "reserved", "peak_reserved"),
+        ):
+            for pool in ("all", "large_pool", "small_pool"):
+                found[f"{kind}.{pool}.current"] = now[current]
+                found[f"{kind}.{pool}.peak"] = now[peak]
+        return found | {"num_alloc_retries": 0, "num_ooms": 0, "inactive_split_bytes.all.current": 0}
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        return max(profile.usable_bytes - counters.read(_index(device))["reserved"], 0), profile.memory_bytes
+
+    def empty_cache() -> None:
+        world.recorder.plain_row(Kind.EMPTY_CACHE, device=world.default_device.index or 0)
+
+    reset = lambda device=None: counters.reset_peak(_index(device))
+    return {
+        "memory_allocated": read("allocated"),
+        "max_memory_allocated": read("peak_allocated"),
+        "memory_reserved": read("reserved"),
+        "max_memory_reserved": read("peak_reserved"),
+        "memory_cached": read("reserved"),
+        "max_memory_cached": read("peak_reserved"),
+        "memory_stats": stats,
+        "memory_stats_as_nested_dict": lambda device=None: _nested(stats(device)),
+        "memory_summary": lambda device=None, abbreviated=False: str(stats(device)),
+        "memory_snapshot": lambda *_, **__: [],
+        "mem_get_info": mem_get_info,
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "reset_max_memory_cached": reset,
+        "reset_accumulated_memory_stats": lambda device=None: None,
+        "empty_cache": empty_cache,
+        "ipc_collect": lambda: None,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
+        "get_allocator_backend": lambda: "native",
+    }
+
+
+def _nested(stats: dict[str, int]) -> dict[str, Any]:
+    """{"a.b": 1} as {"a": {"b": 1}}."""
+    found: dict[str, Any] = {}
+    for key, value in stats.items():
+        *path, last = key.split(".")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return world.default_device.index or 0
+    return device if isinstance(device, int) else resolve_device(device).index or 0
+
+
+# -- random numbers -----------------------------------------------------------------------------------------
+
+
+def _random(n_devices: int) -> dict[str, Any]:
+    """The device's generators have a seed and a state that can be saved; simulated operators do not use them."""
+    states = [torch.zeros(16, dtype=torch.uint8) for _ in range(n_devices)]
+    seeds = [0] * n_devices
+
+    def seed_all(seed: int) -> None:
+        seeds[:] = [int(seed)] * n_devices
+
+    def set_state(state: torch.Tensor, device: Any = None) -> None:
+        states[_index(device)] = state
+
+    def set_all_states(all_states: Sequence[torch.Tensor]) -> None:
+        for index, state in enumerate(all_states):
+            set_state(state, index)
+
+    return {
+        "manual_seed": lambda seed: seed_all(seed),
+        "manual_seed_all": seed_all,
+        "seed": lambda: seed_all(0),
+        "seed_all": lambda: seed_all(0),
+        "initial_seed": lambda: seeds[world.default_device.index or 0],
+        "get_rng_state": lambda device=None: states[_index(device)].clone(),
+        "get_rng_state_all": lambda: [s.clone() for s in states],
+        "set_rng_state": set_state,
+        "set_rng_state_all": set_all_states,
+        "default_generators": tuple(
+            torch.Generator(device=torch.device(world.device_type, i)) for i in range(n_devices)
+        ),
+    }
+
+
+# -- around the module ----------------------------------------------------------------------------------------
+
+
+def _install_accelerator(profile: DeviceProfile, n_devices: int, module: Any) -> None:
+    accelerator: Any = torch.accelerator
+    accelerator.is_available = lambda: True
+    accelerator.device_count = lambda: n_devices
+    torch._C._get_accelerator = lambda *args: torch.device(profile.kind)
+    accelerator.current_accelerator = lambda check_available=False: torch.device(profile.kind)
+    accelerator.current_device_index = module.current_device
+    accelerator.current_device_idx = module.current_device
+    accelerator.set_device_index = module.set_device
+    accelerator.set_device_idx = module.set_device
+    accelerator.current_stream = streams.current_stream
+    accelerator.set_stream = streams.set_stream
+    accelerator.synchronize = streams.synchronize
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+                 "empty_cache", "reset_peak_memory_stats"):  # fmt: skip
+        if hasattr(accelerator, name):
+            setattr(accelerator, name, getattr(module, name))
+
+
+def _install_cuda_only(profile: DeviceProfile) -> None:
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+                 "empty_cache", "reset_peak_memory_stats", "mem_get_info", "memory_summary"):  # fmt: skip
+        setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
+    for name in ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "get_rng_state_all",
+                 "set_rng_state_all", "seed", "seed_all", "initial_seed"):  # fmt: skip
+        setattr(torch.cuda.random, name, getattr(torch.cuda, name))
+    torch.cuda.memory._record_memory_history = lambda *_, **__: None
+    torch.cuda.memory._dump_snapshot = lambda *_, **__: world.recorder.notice(
+        "torch.cuda.memory._dump_snapshot was not written: use windtunnel run --snapshot"
+    )
+    torch.version.cuda = torch.version.cuda or "13.0"
+    torch.backends.cudnn.is_available = lambda: True
+    torch.backends.cudnn.version = lambda: 91600
+    # In a CUDA build, a recurrent layer would pack its weights with a cuDNN kernel, which needs a real GPU.
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    torch.backends.cuda.is_built = lambda: True
+    nvtx: Any = torch.cuda.nvtx
+    nvtx.range_push = lambda message: 0
+    nvtx.range_pop = lambda: 0
+    nvtx.mark = lambda message: None
+    nvtx.range = lambda message, *_, **__: contextlib.nullcontext()
+    torch.cuda.nccl.version = lambda: (2, 27, 3)
+    graphs: Any = torch.cuda
+    graphs.CUDAGraph = _NoGraph
+    graphs.graph = lambda *_, **__: contextlib.nullcontext()
+    graphs.graph_pool_handle = lambda: (0, 0)
+    graphs.make_graphed_callables = _make_graphed_callables
+    install_data_parallel()
+    for dtype, name in _LEGACY_TYPES.items():
+        setattr(torch.cuda, name, _legacy_type(dtype))
+    torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+class _NoGraph:
+    """CUDA graphs replay kernels; the simulated device runs them as they are called."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        world.recorder.notice(
+            "CUDA graphs are not simulated: the captured code ran once, eagerly, and replays did nothing"
+        )
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+    _NoGraph()
+    return callables
+
+
+_LEGACY_TYPES = {
+    torch.float32: "FloatTensor", torch.float16: "HalfTensor", torch.bfloat16: "BFloat16Tensor",
+    torch.float64: "DoubleTensor", torch.int64: "LongTensor", torch.int32: "IntTensor", torch.uint8: "ByteTensor",
+    torch.bool: "BoolTensor",
+}  # fmt: skip
+
+
+def _legacy_type(dtype: torch.dtype) -> type:
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is dtype
+
+        def __call__(cls, *args: Any) -> torch.Tensor:
+            if args and not isinstance(args[0], int):
+                return torch.tensor(args[0], dtype=dtype, device="cuda")
+            return torch.empty(*args, dtype=dtype, device="cuda")
+
+    return Meta(_LEGACY_TYPES[dtype], (), {})

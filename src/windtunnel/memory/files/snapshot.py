@@ -1,0 +1,222 @@
+"""torch's memory snapshot (`snapshot.pickle`, as pytorch.org/memory_viz shows it), written and read.
+
+    recording + Allocator ──> write_snapshot ──> snapshot.pickle
+    snapshot.pickle ──> read_snapshot ──> AllocationTape
+
+A pickle can run any code when it is loaded. A snapshot holds nothing but plain values, and `foreign_pickles` refuses
+every pickle that asks for anything else.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, cast
+
+from windtunnel.errors import CorruptFile
+from windtunnel.events.model import Frame, Recording, Role
+from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
+from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.records import Segment, SegmentEvent
+from windtunnel.memory.attribution import ROLE_NAMES, short_op
+from windtunnel.memory.files.snapshot_trace import tape_of_trace
+from windtunnel.memory.lifetime import Lifetimes, lifetimes_of
+from windtunnel.memory.tape import AllocationTape, TapeKind, play, tape_of
+
+__all__ = ["load_snapshot", "read_snapshot", "tape_of_snapshot", "write_snapshot"]
+
+_STATES = {"active": "active_allocated", "pending_free": "active_pending_free", "inactive": "inactive"}
+_PROTOCOL = 4  # what torch itself writes
+_HINT = "write one with torch.cuda.memory._dump_snapshot"
+
+
+def write_snapshot(path: Path, recording: Recording, allocator: Allocator, device: int = 0) -> None:
+    """Replay one device of a recording through a fresh, unlimited allocator; write the trace as torch would.
+
+    A recording has no clock: `time_us` counts its events. The innermost frame of each entry is ours and names
+    the operator and its module path. Models of allocators other than torch's do not record when they call the
+    device, so their traces have no segment entries.
+    """
+    tape = tape_of(recording, device)
+    writer = _TraceWriter(recording, allocator, tape)
+    play(tape, allocator, writer)
+    traces: list[list[Any]] = [[] for _ in range(device + 1)]
+    traces[device] = writer.entries
+    snapshot = {
+        "segments": [writer.segment_entry(segment, device) for segment in allocator.segments()],
+        "device_traces": traces,
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file, protocol=_PROTOCOL)
+
+
+def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
+    """Read the trace of one device (the one with the longest trace, if none is named) as a tape."""
+    return tape_of_snapshot(load_snapshot(path), path, device)
+
+
+def tape_of_snapshot(snapshot: dict[str, Any], path: Path, device: int | None = None) -> AllocationTape:
+    """The trace of one device as a tape; `path` is where the snapshot was read.
+
+    A snapshot keeps only the last entries of a long run: what was allocated before them is put in front of
+    the tape in order of address, and the notes of the tape say so. A free counts when it completed, and a run
+    of released segments is an `empty_cache`, because a trace does not show the cause of the release.
+    """
+    traces = snapshot["device_traces"]
+    if device is None:
+        device = max(range(len(traces)), key=lambda d: len(traces[d]), default=0)
+    try:
+        trace = traces[device] if device < len(traces) else []
+        segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
+        return tape_of_trace(trace, segments)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise CorruptFile(f"{path} is not a torch memory snapshot: {type(error).__name__} {error}") from error
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """The values of a snapshot, of which segments and traces are lists; parts of it may be shared."""
+    try:
+        snapshot = load_pickle_file(path)
+    except FileNotFoundError:
+        raise CorruptFile(f"there is no snapshot at {path}") from None
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
+    except UnsafePickle as error:
+        raise CorruptFile(f"{path} cannot be read as a memory snapshot: {error}", hint=_HINT) from error
+    if (
+        type(snapshot) is not dict
+        or type(snapshot.get("segments")) is not list
+        or type(traces := snapshot.get("device_traces")) is not list
+        or not all(type(trace) is list for trace in traces)
+    ):
+        raise CorruptFile(f"{path} is a pickle, but not a torch memory snapshot", hint=_HINT)
+    return snapshot
+
+
+class _TraceWriter:
+    """Writes down the trace torch's allocator would have kept."""
+
+    def __init__(self, recording: Recording, allocator: Allocator, tape: AllocationTape) -> None:
+        self.recording = recording
+        self.allocator = allocator
+        self.entries: list[dict[str, Any]] = []
+        lives = lifetimes_of(recording)
+        self.lives: Lifetimes = lives
+        self.life_at = dict(zip(lives.birth.tolist(), range(len(lives)), strict=True))
+        self.placed: dict[int, dict[str, Any]] = {}
+        self.deferred: list[dict[str, Any]] = []
+        self.used_on_side_streams: set[int] = set()
+        self.stacks: dict[int, list[dict[str, Any]]] = {}
+        self.n_segment_events = 0
+        self.requests = zip(tape.n_bytes.tolist(), tape.stream.tolist(), tape.event.tolist(), strict=True)
+
+    def __call__(self, kind: int, id: int, address: int) -> None:
+        """Note one request, right after the allocator served it."""
+        n_bytes, stream, event = next(self.requests)
+        if kind == TapeKind.ALLOC:
+            self._complete_deferred(
+                event
+            )  # torch looks for finished streams at the start of every allocation
+            frames = self._frames(id)
+            self._segment_entries(event, frames)
+            self.placed[id] = self._entry("alloc", address, n_bytes, stream, event, frames, self._label(id))
+            self.entries.append(self.placed[id])
+        elif kind == TapeKind.FREE:
+            self._free(id, event)
+        elif kind == TapeKind.RECORD_STREAM:
+            self.used_on_side_streams.add(id)
+        elif kind == TapeKind.EMPTY_CACHE:
+            self._complete_deferred(event)
+            self._segment_entries(event, [])
+
+    def segment_entry(self, segment: Segment, device: int) -> dict[str, Any]:
+        blocks = [
+            {
+                "address": block.address,
+                "size": block.n_bytes,
+                "requested_size": block.requested_bytes,
+                "state": _STATES[block.state],
+                "frames": self._frames(cast(int, block.id)) if block.state != "inactive" else [],
+            }
+            for block in segment.blocks
+        ]
+        return {
+            "device": device,
+            "address": segment.address,
+            "total_size": segment.n_bytes,
+            "allocated_size": sum(b.n_bytes for b in segment.blocks if b.state == "active"),
+            "active_size": segment.used_bytes,
+            "requested_size": sum(b.requested_bytes for b in segment.blocks if b.state != "inactive"),
+            "stream": segment.stream,
+            "segment_type": "small" if segment.pool.endswith("small") else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": segment.is_expandable,
+            "frames": [],
+            "blocks": blocks,
+        }
+
+    def _free(self, id: int, event: int) -> None:
+        requested = {**self.placed.pop(id), "action": "free_requested", "time_us": event, "frames": []}
+        self.entries.append(requested)
+        completed = {**requested, "action": "free_completed"}
+        if id in self.used_on_side_streams:
+            self.deferred.append(completed)
+        else:
+            self.entries.append(completed)
+
+    def _complete_deferred(self, event: int) -> None:
+        self.entries += ({**entry, "time_us": event} for entry in self.deferred)
+        self.deferred = []
+
+    def _segment_entries(self, event: int, frames: list[dict[str, Any]]) -> None:
+        """Write the allocator's calls to the device since the last time."""
+        # Only models of torch's allocators keep a list of their calls to the device.
+        happened: list[SegmentEvent] = getattr(self.allocator, "segment_events", [])
+        for each in happened[self.n_segment_events :]:
+            entry = self._entry(each.action, each.address, each.n_bytes, each.stream, event, frames)
+            self.entries.append(entry)
+        self.n_segment_events = len(happened)
+
+    @staticmethod
+    def _entry(
+        action: str,
+        address: int,
+        n_bytes: int,
+        stream: int,
+        event: int,
+        frames: list[dict[str, Any]],
+        label: str = "",
+    ) -> dict[str, Any]:
+        return {
+            "action": action,
+            "addr": address,
+            "size": n_bytes,
+            "stream": stream,
+            "time_us": event,
+            "frames": frames,
+            "user_metadata": label,
+        }
+
+    def _label(self, id: int) -> str:
+        life = self.life_at[id]
+        role = ROLE_NAMES[Role(int(self.lives.role[life]))]
+        return f"{role} {self.recording.name(int(self.lives.name[life]))}".rstrip()
+
+    def _frames(self, id: int) -> list[dict[str, Any]]:
+        """The operator in its module, then the Python stack, innermost first as torch has it."""
+        life = self.life_at[id]
+        signature, frame = int(self.lives.signature[life]), int(self.lives.frame[life])
+        if frame not in self.stacks:
+            self.stacks[frame] = [_frame_entry(f) for f in reversed(self.recording.stack(frame))]
+        stack = self.stacks[frame]
+        if signature < 0:
+            return stack
+        module = self.recording.name(int(self.lives.module[life]))
+        name = short_op(self.recording.signatures[signature].name)
+        return [{"filename": module, "line": 0, "name": name}, *stack]
+
+
+def _frame_entry(frame: Frame) -> dict[str, Any]:
+    return {"filename": frame.file, "line": frame.line, "name": frame.function}
