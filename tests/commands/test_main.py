@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.cli import PATIENCE_S
 from windtunnel import __version__
 from windtunnel.commands import command_line as door
 from windtunnel.commands import view
@@ -94,6 +95,13 @@ def test_the_version_is_printed(capsys):
         main(["--version"])
     assert exit.value.code == 0
     assert capsys.readouterr().out == f"windtunnel {__version__}\n"
+
+
+def test_python_m_windtunnel_is_the_same_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "windtunnel", "--version"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (0, f"windtunnel {__version__}\n")
 
 
 @pytest.mark.parametrize(

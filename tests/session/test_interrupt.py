@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.commands.cli import COMMAND, PATIENCE_S, environment
+from tests.commands.cli import COMMAND, PATIENCE_S, environment, read_json
 
 # Loaded by Python before anything of ours: interrupts the process when it is about to import a module. What that
 # process starts does not find the variable any more.
@@ -107,3 +107,86 @@ def test_an_interrupt_that_falls_into_a_destructor_is_heard(tmp_path):
     )
     found = _run([sys.executable, "-c", program, "devices"], tmp_path)
     assert found == (130, "", "windtunnel: interrupted\n")
+
+
+_SCRIPT = """
+import os, signal, time
+import torch
+
+class Thing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+weight = torch.zeros(4, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+weight.sum().backward()
+optimizer.step()
+Thing()
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_a_rank_hears_an_interrupt_that_falls_into_a_destructor_and_keeps_its_step(tmp_path):
+    (tmp_path / "loops.py").write_text(_SCRIPT)
+    done = subprocess.run(
+        [*COMMAND, "run", "loops.py"], cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    rank = read_json(tmp_path / "windtunnel-out")["ranks"][0]
+    assert (rank["error"], rank["steps"]) == ("the script itself raised KeyboardInterrupt", 1), (
+        done.stdout + done.stderr
+    )
+
+
+def test_an_interrupt_waits_for_the_end_of_a_held_block():
+    program = (
+        "import os, signal, threading\n"
+        "from windtunnel import interrupts\n"
+        "interrupts.listen()\n"
+        "done = []\n"
+        "try:\n"
+        "    with interrupts.held():\n"
+        "        with interrupts.held():\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            done.append(1)\n"
+        "        done.append(2)\n"
+        "    threading.Event().wait(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print(done)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("[1, 2]\n", "")
+
+
+def test_rows_are_on_disk_once_when_an_interrupt_falls_into_a_flush(tmp_path):
+    """It arrives when the rows have been taken from the list and are not yet written."""
+    program = (
+        "import os, signal, sys\n"
+        "import pyarrow\n"
+        "from pathlib import Path\n"
+        "from windtunnel import interrupts\n"
+        "from windtunnel.events.file import RecordingWriter, read_recording\n"
+        "interrupts.listen()\n"
+        "path = Path(sys.argv[1])\n"
+        "writer = RecordingWriter(path, {})\n"
+        "make = pyarrow.record_batch\n"
+        "def interrupted(*args, **more):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return make(*args, **more)\n"
+        "pyarrow.record_batch = interrupted\n"
+        "for kind in (1, 2):\n"
+        "    writer.rows.append((kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, (), ()))\n"
+        "try:\n"
+        "    writer.flush()\n"
+        "    raise SystemExit('the interrupt was lost')\n"
+        "except KeyboardInterrupt:\n"
+        "    pyarrow.record_batch = make\n"
+        "    writer.close({})\n"
+        "print(len(read_recording(path)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "recording.arrows")],
+        capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("2\n", "")

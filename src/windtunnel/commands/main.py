@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from windtunnel import interrupts
 from windtunnel.errors import INTERRUPTED
 
 __all__ = ["main"]
 
-_AGAIN_S = 0.05
 _SENTENCE = "windtunnel: interrupted\n"
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         is_ignored = signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a background job
         if is_ignored or threading.current_thread() is not threading.main_thread():
             return _run(sys.argv[1:])
-        sys.unraisablehook = _report_unraisable
+        interrupts.resend_swallowed()
         # Until a verb starts there is nothing to clean up, so the process may exit at once. An exception would have
         # to pass through the package that is being imported, and some packages swallow it.
         signal.signal(signal.SIGINT, _exit_with_message)
@@ -59,14 +59,6 @@ def _exit_with_message(number: int, frame: FrameType | None) -> None:
 
 def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
-
-
-def _report_unraisable(failure: sys.UnraisableHookArgs) -> None:
-    """Send an interrupt again that arrived in a destructor, where exceptions are ignored."""
-    if failure.exc_type is KeyboardInterrupt:
-        threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(failure)
 
 
 if __name__ == "__main__":

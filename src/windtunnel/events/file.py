@@ -58,6 +58,7 @@ from windtunnel.events.model import (
     Wait,
 )
 from windtunnel.foreign_files import open_file
+from windtunnel.interrupts import held
 
 __all__ = ["FLUSH_EVERY", "RecordingWriter", "Row", "read_recording", "record_events", "row_of"]
 
@@ -133,6 +134,10 @@ class RecordingWriter:
             self.rows.clear()
             return
         self.before_flush()
+        with held():  # rows that were taken from the list are on disk, or nowhere
+            self._write(footer)
+
+    def _write(self, footer: dict[str, Any] | None) -> None:
         n_rows = len(self.rows)  # another thread may append meanwhile: those stay for the next batch
         rows = self.rows[:n_rows]
         del self.rows[:n_rows]

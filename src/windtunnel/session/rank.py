@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from windtunnel import interrupts
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import MissingFramework, NoToolchain, UnsupportedFramework, WindtunnelError
@@ -86,6 +87,7 @@ def be_rank(task: RankTask, line: Connection) -> NoReturn:
     leave = os._exit
     os.set_inheritable(line.fileno(), False)  # programs started by the script must not inherit it
     watch_for_crashes(task.folder)
+    interrupts.listen()
     code = _run_task(task, RankChannel(line))
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the script may have closed it

@@ -53,6 +53,7 @@ from windtunnel.capture.recorder import EndlessLoop, Recorder
 from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
 from windtunnel.events.file import RecordingWriter
+from windtunnel.interrupts import held
 
 __all__ = ["run_rank"]
 
@@ -89,7 +90,21 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     if program is None:
         sys.argv = arguments
     outcome = _run(program or _script_of(task), recorder, task.world_size)
-    _wait_for_threads()
+    with held():  # an interrupt that comes now waits until the recording is closed
+        _close(task, writer, recorder, outcome, has_matched, batches, arguments if program is None else None)
+    return outcome
+
+
+def _close(
+    task: RankTask,
+    writer: RecordingWriter,
+    recorder: Recorder,
+    outcome: dict[str, Any],
+    has_matched: Callable[[], bool] | None,
+    batches: what_if.BatchSettings,
+    arguments: ScriptArguments | None,
+) -> None:
+    """Write the rest of the recording, and how the program ended."""
     if has_matched is not None and not has_matched():
         recorder.notice(f"--checkpoint {', '.join(task.checkpointed)} matches no module that was called")
     if task.batch_factor != 1 and not batches.loaders:
@@ -101,7 +116,7 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
             for u in recorder.unknown_values.values()
         ],
         "notices": list(recorder.notices),
-        "has_unread_arguments": program is None and bool(task.arguments) and not arguments.was_read,
+        "has_unread_arguments": arguments is not None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
         "batches": batches.as_footer(),
         "compiled": torch_compile.compiled_parts(recorder),
@@ -109,7 +124,6 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     writer.close(outcome)
-    return outcome
 
 
 def install(
@@ -204,7 +218,10 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
     """Run the program; return how it ended: ok, failed or interrupted."""
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
     try:
-        program()
+        try:
+            program()
+        finally:
+            _wait_for_threads()
     except EnoughSteps:
         return {"status": "ok", "error": None, "is_stopped": True}
     except SystemExit as exit:
