@@ -101,10 +101,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Files beside the rooms that any file may import; they import only each other.
 GROUND = {
     "caches", "errors", "units", "devices", "frameworks", "mocking", "torch_custom_saves", "torch_compatibility",
-    "foreign_files", "foreign_pickles", "interrupts", "terminal_text", "whole_file",
+    "foreign_files", "foreign_pickles", "interrupts", "msprobe_imports", "terminal_text", "whole_file",
 }  # fmt: skip
 # The public doors: they may reach into every room, and no room imports them.
-DOORS = {"__init__", "__main__", "dryrun", "dtr", "pytorch", "mindspore"}
+DOORS = {"__init__", "__main__", "dryrun", "dtr", "pytorch", "mindspore", "msprobe"}
 
 # The package in which a framework may be imported; of the files beside the rooms, those whose name begins with `torch_`.
 FRAMEWORKS = {

@@ -14,9 +14,11 @@ Files and names are the same as msProbe's; `windtunnel compare A B` finds where 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from windtunnel.frameworks import load
+from windtunnel.msprobe_imports import module_of_names
 from windtunnel.probe.collect.one_per_process import OnePerProcess
 
 if TYPE_CHECKING:
@@ -28,6 +30,13 @@ else:  # by name, so that a Python without MindSpore gets one sentence instead o
     MsprobeStep = load("windtunnel.probe.mindspore.callbacks", "mindspore").MsprobeStep
     Debugger = load("windtunnel.probe.mindspore.debugger", "mindspore").Debugger
     seed_all = load("windtunnel.probe.mindspore.seed", "mindspore").seed_all
+
+# msProbe's path with our name in front: `from windtunnel.mindspore.common.utils import MsprobeStep`.
+common = module_of_names(f"{__name__}.common", __name__, ())
+common.utils = module_of_names(  # type: ignore[attr-defined]
+    f"{__name__}.common.utils", __name__, ("MsprobeInitStep", "MsprobeStep", "seed_all")
+)
+sys.modules |= {module.__name__: module for module in (common, common.utils)}
 
 __all__ = ["MsprobeInitStep", "MsprobeStep", "PrecisionDebugger", "seed_all"]
 

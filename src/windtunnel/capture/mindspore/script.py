@@ -23,6 +23,7 @@ from windtunnel.capture.mindspore.instruments import Instruments
 from windtunnel.capture.mindspore.values import UnknownReads
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import WindtunnelError
+from windtunnel.msprobe_imports import answer_msprobe
 
 __all__ = ["CalledOsExit", "exit_outcome", "observations", "run_script", "step_counter"]
 
@@ -39,6 +40,7 @@ class CalledOsExit(BaseException):
 
 def run_script(task: RankTask) -> dict[str, Any]:
     """Run the script until it ends, and wait for the threads it left running."""
+    answer_msprobe()
     outcome = _run(_script_of(task), task.world_size)
     _wait_for_threads()
     return outcome

@@ -54,6 +54,7 @@ from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
 from windtunnel.events.file import RecordingWriter
 from windtunnel.interrupts import held
+from windtunnel.msprobe_imports import answer_msprobe
 
 __all__ = ["run_rank"]
 
@@ -147,6 +148,7 @@ def install(
     cuda.install_device_module(device, n_devices, counters)
     generators.install_generators(device.kind)
     install_packages(device.kind)
+    answer_msprobe()
     saving.install_checkpoints()
     safetensors.install_safetensors()
     export.install_exports()

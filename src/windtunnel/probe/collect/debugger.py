@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.errors import UsageError
+from windtunnel.mocking import is_dry_run
 from windtunnel.probe.collect.call_writer import CallWriter
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.collect.custom_apis import CustomApis
@@ -255,6 +256,11 @@ class Debugger:
             raise UsageError(f"rank_id {rank_id!r} is not a rank", hint="pass a non-negative integer")
 
     def _is_wanted(self, rank_id: int | None) -> bool:
+        if is_dry_run():
+            self.tell_once(
+                "PrecisionDebugger collects nothing in a dry run: simulated tensors have no values"
+            )
+            return False
         if self.config.dump_enable is False or not self.config.wants_step(self._step):
             return False
         if self.writer.finder is not None and self.writer.finder.is_satisfied:

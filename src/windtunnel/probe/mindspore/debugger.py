@@ -19,6 +19,7 @@ from mindspore import Tensor, nn
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.graph.api import _pynative_executor
 
+from windtunnel.mocking import is_dry_run
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.custom_apis import CustomApis as AnyCustomApis
 from windtunnel.probe.collect.debugger import Debugger as AnyDebugger
@@ -66,7 +67,8 @@ class Debugger(AnyDebugger):
         """
         model = self.last_model if model is None else model
         self._check(model, token_range, rank_id)  # before anything looks at the model
-        self.safely(lambda: self._prepare(model))
+        if not is_dry_run():
+            self.safely(lambda: self._prepare(model))
         super().start(model, token_range, rank_id)
 
     def _prepare(self, model: Any) -> None:
