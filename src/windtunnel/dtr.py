@@ -38,6 +38,7 @@ __all__ = [
     "eviction_threshold",
     "is_enabled",
     "limit",
+    "memory_limit",
     "policies",
     "policy",
     "save_costs",
@@ -46,6 +47,7 @@ __all__ = [
 
 eviction_threshold: int | str  # bytes, "5GB" or "80%"; 0: act only when an allocation does not fit
 evictee_minimum_size: int  # bytes: smaller tensors are never evicted
+memory_limit: int | str  # bytes, "8GB" or "50%": the most this process may use of the device; 0: all of it
 enable_sqrt_sampling: bool  # consider about sqrt(n) candidates instead of all n
 policy: str  # one of `policies()`
 
@@ -58,9 +60,11 @@ class _Control:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.settings = Settings()
         self.written_threshold: int | str = 0
+        self.written_limit: int | str = 0
         self.runtime: Any = None
         self.set_threshold(_from_environment(environment, "EVICTION_THRESHOLD", "0"))
         self.set_minimum(_from_environment(environment, "EVICTEE_MINIMUM_SIZE", str(MIB)))
+        self.set_limit(_from_environment(environment, "MEMORY_LIMIT", "0"))
         self.set_sampling(_switch(_from_environment(environment, "ENABLE_SQRT_SAMPLING", "0")))
         self.set_policy(_from_environment(environment, "POLICY", DEFAULT_POLICY))
 
@@ -72,6 +76,15 @@ class _Control:
 
     def set_minimum(self, size: int | str) -> None:
         self.settings.minimum_size = _bytes("evictee_minimum_size", size)
+
+    def set_limit(self, size: int | str | None) -> None:
+        """None and 0: all that the device has. A device is told; on the CPU the runtime keeps the limit itself."""
+        size = 0 if size is None else size
+        limit = _bytes("memory_limit", size) or None
+        if limit != self.settings.memory_limit:
+            load("windtunnel.remat.pytorch.runtime", "torch").limit_device(limit)
+        self.settings.memory_limit = limit
+        self.written_limit = size
 
     def set_sampling(self, is_wanted: bool) -> None:
         if not isinstance(is_wanted, bool):
@@ -182,13 +195,14 @@ class _SettingsModule(types.ModuleType):
     enable_sqrt_sampling = property(
         lambda self: _control.settings.is_sampling, lambda self, is_wanted: _control.set_sampling(is_wanted)
     )
+    memory_limit = property(lambda self: _control.written_limit, lambda self, size: _control.set_limit(size))
     policy = property(lambda self: _control.settings.policy, lambda self, name: _control.set_policy(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in __all__:
             raise AttributeError(
                 f"windtunnel.dtr has no setting {name!r}; its settings are eviction_threshold, evictee_minimum_size,"
-                " enable_sqrt_sampling and policy"
+                " memory_limit, enable_sqrt_sampling and policy"
             )
         super().__setattr__(name, value)
 

@@ -25,6 +25,9 @@ class FakeHost:
     def capacity(self) -> int:
         return self.room
 
+    def limit_without_threshold(self):
+        return self.capacity()
+
     def is_held(self, value: Value) -> bool:
         return value in self.held
 

@@ -34,9 +34,6 @@ from windtunnel.units import MIB
 
 __all__ = ["BY_ADDRESS", "Engine", "Host", "Settings"]
 
-_UNASKED_SHARE = (
-    0.85  # of the device, without a threshold: what backward allocates itself cannot wait for an eviction
-)
 _SAFE_SHARE = 0.75  # of the device: with fragments and what backward allocates unseen, more may not fit
 _KERNEL_SHARE = (
     2  # of the largest operator's results: what a kernel may allocate besides, as oneDNN's convolutions do
@@ -48,10 +45,11 @@ BY_ADDRESS = "contiguous"  # the policy that uses the addresses of values, not o
 class Settings:
     """What a user may change at any time; the engine reads it at every decision."""
 
-    threshold: int | None = None  # bytes; None: whatever the device has
+    threshold: int | None = None  # bytes; None: evict only when an allocation does not fit
     minimum_size: int = MIB
     is_sampling: bool = False
     policy: str = DEFAULT_POLICY
+    memory_limit: int | None = None  # bytes; None: whatever the device has
 
 
 class Host(Protocol):
@@ -61,7 +59,10 @@ class Host(Protocol):
         """All bytes in use on the device now."""
 
     def capacity(self) -> int:
-        """The most the device could hold: the limit when no threshold is set."""
+        """The most the device could hold."""
+
+    def limit_without_threshold(self) -> int:
+        """From which number of bytes on to evict when no threshold is set."""
 
     def is_held(self, value: Any) -> bool:
         """True if something other than its saves keeps these bytes: dropping it would free nothing."""
@@ -105,7 +106,7 @@ class Engine:
         if threshold != self._threshold:  # what is known is about the old one
             self._threshold = threshold
             self.guard.floor = self.needed_bytes = 0
-        return max(threshold or int(self.host.capacity() * _UNASKED_SHARE), self.guard.floor)
+        return max(threshold or self.host.limit_without_threshold(), self.guard.floor)
 
     @property
     def reachable_bytes(self) -> int:

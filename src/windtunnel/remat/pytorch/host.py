@@ -29,6 +29,7 @@ from windtunnel.units import MIB, format_bytes, parse_bytes
 __all__ = ["LiveHost"]
 
 _dead: Callable[[], Any] = ref(set())  # a reference to something already freed
+_HOST_SHARE = 0.85  # of the free memory of a host: it does not refuse an allocation, it kills the process
 _MADE = 4096  # values to remember before checking which of them still exist
 
 
@@ -58,7 +59,12 @@ class LiveHost:
     def capacity(self) -> int:
         if self._capacity is None:
             self._capacity = self.meter.capacity()
-        return self._capacity
+        return min(self._capacity, self.settings.memory_limit or self._capacity)
+
+    def limit_without_threshold(self) -> int:
+        if self.device.type == "cpu" and not self.settings.memory_limit:
+            return int(self.capacity() * _HOST_SHARE)
+        return self.capacity()
 
     def is_held(self, value: LiveValue) -> bool:
         storage = value.storage
@@ -218,11 +224,27 @@ class LiveHost:
     # -- when memory runs out -------------------------------------------------------------------------------
 
     def with_retry(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return (
-            self.retrying(lambda: func(*args, **kwargs))
-            if self.device.type != "cpu"
-            else func(*args, **kwargs)
-        )
+        """Run an operator; where its results do not fit, evict something first."""
+        if self.device.type != "cpu":
+            return self.retrying(lambda: func(*args, **kwargs))
+        if not self.settings.memory_limit:
+            return func(*args, **kwargs)
+        before = self.meter.live_bytes()
+        out = self.retrying(lambda: func(*args, **kwargs))
+        if self.meter.live_bytes() > max(before, self.settings.memory_limit):
+            self._make_fit(self.settings.memory_limit)
+        return out
+
+    def _make_fit(self, limit: int) -> None:
+        """A host grants every request, so the limit is enforced here: as soon as an operator has exceeded it."""
+        with self.lock:
+            while (short_by := self.meter.live_bytes() - limit) > 0:
+                if not self.engine.evict_for(short_by):
+                    raise torch.OutOfMemoryError(
+                        f"CPU out of memory: dtr.memory_limit is {format_bytes(limit)}, and"
+                        f" {format_bytes(short_by)} more are needed. {self.describe_usage()}"
+                    )
+                self.engine.statistics.failed_allocations += 1
 
     def retrying(self, call: Callable[[], Any]) -> Any:
         """Run; while the device is full, evict and run again, until nothing is left to evict."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Interception:
         self.is_recording: Callable[[], bool] = lambda: True
         self.after_backward: Callable[[], None] = lambda: None
         self.describe_usage: Callable[[], str] = str
+        self.retrying: Callable[[Any], AbstractContextManager[None]] = lambda roots: nullcontext()
         self.n_backwards = 0  # that are running, in all threads
         self._counting = threading.Lock()
         self._mode = mode
@@ -146,14 +147,16 @@ class Interception:
             dispatch._pop_mode()
         self._count_backwards(1)
         try:
-            return run(*args, **kwargs)
+            with self.retrying(args[0] if args else ()):
+                return run(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            # Backward's own allocations cannot be retried: at least report, once, what fills the device.
+            # With a threshold, backward's own allocations are not retried: at least report, once, what fills the device.
             known = self.describe_usage()
             if known.partition(":")[0] in str(error):
                 raise
             raise torch.OutOfMemoryError(
-                f"{error} {known} This happened in backward, where allocations cannot be retried: lower dtr.eviction_threshold."
+                f"{error} {known} This happened in backward, where allocations are not retried under a threshold: lower"
+                " dtr.eviction_threshold, or set it to 0."
             ) from error
         finally:
             self._count_backwards(-1)

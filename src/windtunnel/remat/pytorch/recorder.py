@@ -88,8 +88,8 @@ class Recorder(TorchDispatchMode):
             return self._run(func, traits, args, kwargs)
         if traits.is_seeded:
             with self.host.lock:  # see _run
-                return func(*args, **kwargs)
-        out = func(*args, **kwargs)
+                return self.host.with_retry(func, args, kwargs)
+        out = self.host.with_retry(func, args, kwargs)
         if is_left_alone:
             return out
         if conduct == Conduct.BLANK and self._is_ours(out):

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from windtunnel.remat.engine import Settings
+from windtunnel.remat.pytorch.backward_retry import BackwardRetry
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.host import LiveHost
 from windtunnel.remat.pytorch.interception import Interception
@@ -23,7 +25,7 @@ from windtunnel.remat.pytorch.recorder import Recorder
 from windtunnel.remat.pytorch.saved_tensors import SavedTensors
 from windtunnel.units import format_bytes
 
-__all__ = ["Runtime", "device_bytes", "runtime_here"]
+__all__ = ["Runtime", "device_bytes", "limit_device", "runtime_here"]
 
 _ROUGH_BELOW = 0.9  # of the limit: below this a rough count of live bytes is enough
 _FAR_BELOW = 0.5  # of the limit: a round that stays under this needs no recorder
@@ -45,6 +47,8 @@ class Runtime:
         self._interception.is_recording = lambda: self.host.is_recording
         self._interception.after_backward = self.end_round
         self._interception.describe_usage = self.host.describe_usage
+        self._interception.retrying = self._retrying
+        self._backward_retry = BackwardRetry(self.host)
         self._home_stream: Any = None
         self._n_unseen = 0  # backwards since `start`, as long as nothing has been saved
         self._warned: set[tuple[str, int | None]] = set()  # which warning, at which threshold
@@ -91,6 +95,15 @@ class Runtime:
         else:
             self.engine.before(key)
 
+    def _retrying(self, roots: Any) -> AbstractContextManager[None]:
+        """Around a backward: without a threshold and near the limit, its operators wait for evictions."""
+        is_needed = (
+            self.settings.threshold is None
+            and self.host.is_recording
+            and self.meter.live_bytes() > self.engine.limit * _FAR_BELOW
+        )
+        return self._backward_retry.during(roots) if is_needed else nullcontext()
+
     def attend(self) -> None:
         """Something is saved in this thread, which may not be the one that called `start`."""
         self._interception.attend()
@@ -115,8 +128,29 @@ class Runtime:
 
     def _warn_of_failures(self) -> None:
         """After a backward: warn once of each threshold that was not held, or if no saved tensor was seen."""
+        if self.settings.threshold is None:
+            limit = f"the {format_bytes(self.engine.limit)} that may be used"
+            if self.engine.guard.is_tripped:
+                self._warn(
+                    "guard",
+                    f"with {limit}, one step recomputed more than twice as many values as it has operators; a smaller"
+                    " batch or activation checkpointing takes less time",
+                )
+        else:
+            limit = f"the threshold of {format_bytes(self.settings.threshold)}"
+            self._warn_of_threshold(limit)
+        self._n_unseen = 0 if self._saved.has_packed else self._n_unseen + 1
+        # The first backward may belong to a forward that ran before `start`.
+        if self._n_unseen > 1 and self.is_on and self.meter.live_bytes() > self.engine.limit:
+            self._warn(
+                "unseen",
+                f"{format_bytes(self.meter.live_bytes())} are in use, more than {limit}, but no tensor saved by"
+                " autograd has been seen since dtr.enable(). If the forward runs in a thread that began before, call"
+                " dtr.enable() in that thread; inside torch.func and other saved-tensor hooks nothing is evicted",
+            )
+
+    def _warn_of_threshold(self, threshold: str) -> None:
         needed, reachable = self.engine.needed_bytes, self.engine.reachable_bytes
-        threshold = f"the threshold of {format_bytes(self.settings.threshold or 0)}"
         if needed:
             self._warn(
                 "floor",
@@ -131,15 +165,6 @@ class Runtime:
                 f"{threshold} made one step recompute more than twice as many values as it has operators;"
                 f" {format_bytes(raised)} is used from the next step on, and more if that is not enough; set"
                 f" dtr.eviction_threshold to {max(raised, reachable)} or more",
-            )
-        self._n_unseen = 0 if self._saved.has_packed else self._n_unseen + 1
-        # The first backward may belong to a forward that ran before `start`.
-        if self._n_unseen > 1 and self.is_on and self.meter.live_bytes() > self.engine.limit:
-            self._warn(
-                "unseen",
-                f"{format_bytes(self.meter.live_bytes())} are in use, more than {threshold}, but no tensor saved by"
-                " autograd has been seen since dtr.enable(). If the forward runs in a thread that began before, call"
-                " dtr.enable() in that thread; inside torch.func and other saved-tensor hooks nothing is evicted",
             )
 
     def _warn(self, what: str, sentence: str) -> None:
@@ -159,6 +184,14 @@ def device_bytes() -> int:
     if device.type == "cpu":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return getattr(torch, device.type).mem_get_info(device)[1]
+
+
+def limit_device(n_bytes: int | None) -> None:
+    """Let the device's own allocator refuse what exceeds this; on the CPU there is no such switch."""
+    device = _device_here()
+    if device.type != "cpu":
+        share = 1.0 if n_bytes is None else min(n_bytes / device_bytes(), 1.0)
+        getattr(torch, device.type).set_per_process_memory_fraction(share, device)
 
 
 def _device_here() -> torch.device:

@@ -121,6 +121,9 @@ class _Simulation:
     def capacity(self) -> int:
         return self._capacity
 
+    def limit_without_threshold(self) -> int:
+        return self._capacity
+
     def is_held(self, value: SimulatedValue) -> bool:
         if value.block is None or value.block.holders > 0:
             return True
