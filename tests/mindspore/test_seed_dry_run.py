@@ -72,8 +72,13 @@ def test_the_variables_the_facts_and_the_files(tmp_path, level):
     selected = [(row["type"], int(row["size"])) for row in rows if row["node_name"] == "IndexSelect"]
     call = [("PyNativeOutput", 32 * 512 * 4 + 512)]
     if level == 3:
-        call += [("WorkSpace", 77824 + 512)]  # as in the guide, and what MindSpore adds to every block
+        call += [
+            ("WorkSpace", 77824 + 512)
+        ]  # an input from the guide, and what MindSpore adds to every block
     assert selected == 2 * call  # one call in each step
+    assert ("the workspace of ms.IndexSelect" in done.stdout) is (
+        level == 3
+    )  # which says that it is an input
     assert (rank / "trace_view.json").exists() is (level == 3)
     if level == 3:
         events = json.loads((rank / "trace_view.json").read_text())

@@ -173,6 +173,18 @@ def test_a_bound_is_told(tmp_path):
     assert notes == ("the workspace of aten.sort is counted as an upper bound, see docs/workspace.md",)
 
 
+def test_a_single_measurement_is_named_as_an_input(tmp_path):
+    (tmp_path / "once.toml").write_text(
+        '[once]\ndevices = ["cuda"]\noperators = ["add"]\nbytes = 512\naccuracy = "single"\nsource = "x"\n'
+    )
+    table = WorkspaceTable.built_in().with_file(tmp_path / "once.toml")
+    _, notes = events_with(recorded(tmp_path, [Op(0, ADD), Op(1, ADD)]), table)
+    assert notes == (
+        "the workspace of aten.add.Tensor rests on one published measurement per operator, used for every shape:"
+        " an input to this run, not a result; see docs/workspace.md",
+    )
+
+
 def test_new_storages_have_numbers_nobody_uses(tmp_path, table):
     events = [Alloc(4, 8), Save(9, 70), Load(9, 71), Op(0, SORT, (90,), (80,)), Mark(60, Role.WEIGHT)]
     found, _ = events_with(recorded(tmp_path, events), table)

@@ -185,6 +185,8 @@ def _notes(recording: Recording, table: WorkspaceTable, demands: Mapping[int, De
     names = {i: recording.signatures[i].name.removesuffix(".default") for i in demands}
     failed = {names[i]: demand.failed[0] for i, demand in demands.items() if demand.failed}
     bounds = {entry.name for entry in table.entries if entry.accuracy == "bound"}
+    singles = {entry.name for entry in table.entries if entry.accuracy == "single"}
+    single = sorted({names[i] for i, demand in demands.items() if singles.intersection(demand.used)})
     bounded: dict[str, int] = {}
     for i, demand in demands.items():
         if bounds.intersection(demand.used) and sum(demand.call) >= _NOTABLE_BYTES:
@@ -197,6 +199,11 @@ def _notes(recording: Recording, table: WorkspaceTable, demands: Mapping[int, De
         largest_first = sorted(bounded, key=lambda name: -bounded[name])
         notes.append(
             f"the workspace of {_listed(largest_first)} is counted as an upper bound, see docs/workspace.md"
+        )
+    if single:
+        notes.append(
+            f"the workspace of {_listed(single)} rests on one published measurement per operator, used for every shape:"
+            " an input to this run, not a result; see docs/workspace.md"
         )
     return notes
 

@@ -3,7 +3,7 @@
     workspaces.toml + the user's file ──> WorkspaceTable ──> demand_of(Signature) ──> bytes of one call, kept handles
 
 An entry is data: devices, operators, an expression (`workspace_expression`) over named dimensions
-(`workspace_dimensions`), how long the memory is held, and whether the figure is exact, fitted or a bound.
+(`workspace_dimensions`), how long the memory is held, and whether the figure is exact, fitted, a bound or a single measurement.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 FAMILIES = ("cuda", "rocm", "npu", "cpu")
 LIFETIMES = ("call", "handle", "process")
-ACCURACIES = ("exact", "fitted", "bound")
+ACCURACIES = ("exact", "fitted", "bound", "single")
 _FIELDS = {
     "devices", "capability", "operators", "when", "let", "bytes", "lifetime", "handle", "adds", "accuracy", "source",
 }  # fmt: skip
