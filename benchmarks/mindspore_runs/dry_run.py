@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from windtunnel.capture.mindspore.cann.stubs import stubs_for
 from windtunnel.frameworks import location_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindspore"
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 _MIB = 1 << 20
 _USED = re.compile(r"Used peak memory usage \(without fragments\): (\d+)M")
 _ACTUAL = re.compile(r"Actual peak memory usage \(with fragments\): (\d+)M")
@@ -57,11 +59,20 @@ def main() -> None:
         "script", "rank", "MindSpore used / actual", "windtunnel used / actual", "in pages", "real run"
     )
     n_wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
+    n_runs = sum(1 + len(case.ranks) for case in CASES)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Progress(*_COLUMNS, console=Console(stderr=True)) as progress,
+    ):
+        bar = progress.add_task("", total=n_runs)
         for case in CASES:
+            progress.update(bar, description=f"{case.name}: windtunnel, {len(case.ranks)} ranks")
             ours = _windtunnel(case, Path(folder))
+            progress.advance(bar)
             for rank in case.ranks:
+                progress.update(bar, description=f"{case.name}: MindSpore's own dry run, rank {rank}")
                 used, actual = _mindspore(case, rank, Path(folder))
+                progress.advance(bar)
                 report = ours[rank]
                 our_used, our_actual = (
                     report["peak_bytes"] // _MIB,

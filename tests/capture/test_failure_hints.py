@@ -120,6 +120,16 @@ def test_a_mistake_is_one_plain_sentence(sentences, mistake):
             "IndexError: index 9 is out of bounds for dimension 0 with size 8\n",
             "an index of 9 was used on a dimension of size 8",
         ),
+        (
+            "Exception thrown from user defined Python function in dataset. \n\n----------------\n- Python Call Stack: \n"
+            "----------------\nTraceback (most recent call last):\n"
+            '  File "/site-packages/mindspore/dataset/engine/datasets_user_defined.py", line 136, in _cpp_sampler_fn\n'
+            "    val = dataset[i]\n"
+            '  File "data/text.py", line 8, in __getitem__\n    raise FileNotFoundError("no part")\n'
+            "FileNotFoundError: no part\n\n----------------\n- Dataset Pipeline Error Message: \n----------------\n"
+            "[ERROR] Execute user Python code failed, check 'Python Call Stack' above.\n",
+            "the dataset's own code raised FileNotFoundError: no part in text.py:8",
+        ),
         ("something else", "the script raised RuntimeError: something else"),
         ("", "the script raised RuntimeError"),
     ],

@@ -290,6 +290,15 @@ _LONGEST = 300  # characters of a message that matches no rule
 _ODD_SIZES = re.compile(r"is invalid for input of size|must match the size|shapes cannot be multiplied")
 
 
+# What MindSpore's dataset pipeline makes of an exception in the user's code: the whole traceback, as text.
+_DATASET = re.compile(
+    r"user defined Python function in dataset.*?Traceback \(most recent call last\):\n"
+    r"(?P<trace>.*?\n)(?P<cause>\S[^\n]*)\n+-{10}",
+    re.DOTALL,
+)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
 def explain(error: BaseException, n_ranks: int = 1) -> str:
     """One sentence about a script's exception, in a job of this many ranks."""
     sentence = _explain(error)
@@ -302,6 +311,10 @@ def _explain(error: BaseException) -> str:
     text = str(error)
     if re.match(r"Caught \w+ in \w+ worker", text):
         text = text.strip().rpartition("\n")[2]  # a worker process sends a whole traceback
+    if in_dataset := _DATASET.search(text):
+        place = _FRAME.findall(in_dataset["trace"])
+        where = f" in {place[-1][0].rpartition('/')[2]}:{place[-1][1]}" if place else ""
+        return f"the dataset's own code raised {in_dataset['cause'].strip()}{where}"
     text = " ".join(text.split())
     for pattern, sentence in _RULES:
         match = re.search(pattern, text)
