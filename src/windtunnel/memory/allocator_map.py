@@ -45,18 +45,19 @@ class MapColumns:
 class PeakMaps(Meter):
     """A meter that also maps the moments that may be the peak of live or of reserved bytes.
 
-    A peak is never lower than the most that was requested at one time, which the tape tells beforehand. Above that, few
-    moments are higher than all before them. If there are many, listing their blocks would take longer than the replay:
-    then it stops, and `taken` lacks a peak.
+    The tape tells beforehand when most is requested, and how much. No peak is lower than that, and above it few moments
+    are higher than all before them. Reserved bytes hardly fall before that moment, so their peak is not looked for there.
+    Where this is not so, or where so many moments are candidates that listing their blocks would take longer than the
+    replay, `taken` lacks a peak.
     """
 
     def __init__(self, tape: AllocationTape, allocator: CountingAllocator) -> None:
         super().__init__(allocator)
-        self._least = _most_requested(tape)
+        self._least, self._when = _most_requested(tape)
         self._highest_live = self._highest_reserved = self._least - 1
         self._is_before_alloc = np.append(tape.kind[1:] == TapeKind.ALLOC, False).tolist()
         self._n_left = max(len(tape), _FREE_BLOCKS)
-        self._maps: dict[str, tuple[int, MapColumns | None]] = {}  # which peak -> its position, its map
+        self._seen: dict[str, _Seen] = {}  # by the name of the peak
 
     def __call__(self, kind: int, id: int, address: int) -> None:
         if not self.base_address:
@@ -69,7 +70,7 @@ class PeakMaps(Meter):
 
     def taken(self) -> dict[int, MapColumns | None]:
         """Return the maps by position; None: the allocator cannot list its segments."""
-        return dict(self._maps.values())
+        return {seen.position: seen.columns() for seen in self._seen.values()}
 
     def _rise(self, live: int, reserved: int) -> None:
         position = len(self.allocated) - 1
@@ -80,28 +81,42 @@ class PeakMaps(Meter):
                 peaks.append("live")
         if reserved > self._highest_reserved:
             self._highest_reserved = reserved
-            peaks.append("reserved")
+            if position >= self._when:
+                peaks.append("reserved")
         if peaks and self._n_left > 0:
-            taken = self._take(live, reserved)
-            self._maps.update(dict.fromkeys(peaks, (position, taken)))
+            seen = _Seen(position, self._look(), live, reserved)
+            self._seen.update(dict.fromkeys(peaks, seen))
 
-    def _take(self, live: int, reserved: int) -> MapColumns | None:
+    def _look(self) -> tuple[Segment, ...] | None:
         look = getattr(self.allocator, "segments", None)
         try:
-            found = None if look is None else _columns(look(), live, reserved)
+            segments: tuple[Segment, ...] | None = None if look is None else look()
         except NotImplementedError:
             return None
-        if found is not None:
-            self._n_left -= len(found.block_owner)
-        return found
+        self._n_left -= sum(len(segment.blocks) for segment in segments or ())
+        return segments
 
 
-def _most_requested(tape: AllocationTape) -> int:
-    """The highest sum of requested bytes that were alive at the same time."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The segments at one position."""
+
+    position: int
+    segments: tuple[Segment, ...] | None  # None: the allocator cannot list them
+    live: int
+    reserved: int
+
+    def columns(self) -> MapColumns | None:
+        return None if self.segments is None else _columns(self.segments, self.live, self.reserved)
+
+
+def _most_requested(tape: AllocationTape) -> tuple[int, int]:
+    """The highest sum of requested bytes that were alive at the same time, and its first position."""
     change = np.where(tape.kind == TapeKind.ALLOC, tape.n_bytes, 0)
     free_at, owner = freed_by(tape)
     change[free_at] -= tape.n_bytes[owner]
-    return int(change.cumsum().max(initial=0))
+    requested = change.cumsum()
+    return (int(requested.max()), int(requested.argmax())) if len(tape) else (0, 0)
 
 
 class _AllTaken(Exception):
