@@ -23,6 +23,7 @@ from tests.report.browser import complaints, open_browser
 from windtunnel.events.file import read_recording
 from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.rank_detail import rank_detail
+from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
 
 LIMIT_MB, LIMIT_S = 15, 3
@@ -121,7 +122,8 @@ def detail(folder: Path) -> float:
     """Seconds to describe every allocation: the larger part of writing a page."""
     recording = read_recording(folder / "rank0" / "recording.arrows")
     started = time.perf_counter()
-    detail_document(rank_detail(recording, lambda limit: Allocator.from_spec("cuda", device_bytes=limit)))
+    recorded = RecordedMemory(recording, lambda limit: Allocator.from_spec("cuda", device_bytes=limit), True)
+    detail_document(rank_detail(recorded))
     return time.perf_counter() - started
 
 

@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture.pytorch.kernels": {"capture.pytorch.tensors", "events"},
     "capture.pytorch.packages": {"capture.pytorch.kernels"},
     "capture.pytorch.surface": {
-        "capture.pytorch.kernels", "capture.pytorch.packages", "capture.pytorch.tensors", "events", "isolation",
+        "capture", "capture.pytorch.kernels", "capture.pytorch.packages", "capture.pytorch.tensors", "events",
+        "isolation",
     },
     "capture.pytorch.world": {"capture", "capture.pytorch.kernels", "capture.pytorch.tensors", "events"},
     "capture.mindspore": {"capture", "capture.mindspore.cann", "capture.mindspore.tracker", "events"},

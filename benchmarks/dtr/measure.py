@@ -50,7 +50,7 @@ def _dry(script: str, folder: str) -> None:
     def make_counters(writer: Any, path: Path) -> LiveMemory:
         return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator))
 
-    outcome = run_rank(task, make_counters)
+    outcome, _ = run_rank(task, make_counters)
     if outcome["status"] != "ok":
         raise SystemExit(f"the dry run of {script} failed: {outcome['error']}")
 

@@ -21,7 +21,7 @@ from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.isolation.entrance import Order, enter
 from windtunnel.report.results.run import RunResult
-from windtunnel.session.page_stage import allocation_limits, detail_rank, ranks_in_detail
+from windtunnel.session.page_stage import allocation_limits, ranks_in_detail
 from windtunnel.session.rank import OUR_BUG, simulate_rank
 from windtunnel.session.rank_analysis import analyse_rank
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment, task_of
@@ -122,14 +122,17 @@ def _run_function(request: RunRequest, function: Callable[[], Any]) -> RunResult
     task = task_of(request, rank)
     isolation = isolation_of(request)
     try:
-        finding = analyse_rank(request, task, _fork(task, function, isolation.order()))
+        analysis = analyse_rank(request, task, _fork(task, function, isolation.order()))
         files = isolation.files()
     finally:
         isolation.remove()
-    details = {}
+    finding, details = analysis.finding, {}
     if request.writes_page and ranks_in_detail({rank: finding.result}):
-        details[rank] = detail_rank(request, task.recording_path, finding.device_index, *allocation_limits(1))
-    return summarise(request, {rank: finding}, {rank: rank}, details=details, files=files).result
+        details[rank] = analysis.detail(*allocation_limits(1))
+    recorded = {} if analysis.recorded is None else {rank: analysis.recorded}
+    return summarise(
+        request, {rank: finding}, {rank: rank}, details=details, files=files, recorded=recorded
+    ).result
 
 
 def _fork(task: RankTask, program: Callable[[], Any], order: Order) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+from tests.memory.recorded import unplayed
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
 from windtunnel.events.model import Alloc, Free, Op, Phase, Signature, Step
 from windtunnel.memory.allocators.contract import Allocator
@@ -26,7 +27,7 @@ def write_torch_snapshot(path, events=FRAGMENTING, **settings):
     """A snapshot as torch dumps it, with `settings` as its allocator settings."""
     recording = path.with_suffix(".arrows")
     record_events(recording, events)
-    write_snapshot(path, read_recording(recording), Allocator.named("cuda"))
+    write_snapshot(path, unplayed(read_recording(recording)), Allocator.named("cuda"))
     snapshot = pickle.loads(path.read_bytes())
     snapshot["allocator_settings"] = settings
     path.write_bytes(pickle.dumps(snapshot))
@@ -36,7 +37,7 @@ def write_torch_snapshot(path, events=FRAGMENTING, **settings):
 def write_blocks(path, events=FRAGMENTING):
     recording = path.with_suffix(".arrows")
     record_events(recording, events)
-    write_memory_block(path, read_recording(recording), Allocator.named("mindspore"))
+    write_memory_block(path, unplayed(read_recording(recording)), Allocator.named("mindspore"))
     return path
 
 

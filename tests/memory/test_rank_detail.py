@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.allocators.rounding_allocator import LateAllocator, RoundingAllocator
+from tests.memory.recorded import detail_of, memory_of
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
@@ -28,10 +29,8 @@ from windtunnel.events.model import (
 )
 from windtunnel.memory.allocation_labels import number_rows
 from windtunnel.memory.allocators.contract import Allocator
-from windtunnel.memory.analysis import analyse_memory
 from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import replay
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.tape import tape_of
 from windtunnel.units import MIB
 
@@ -74,7 +73,7 @@ def label_of(detail, allocation):
 
 
 def test_a_small_training_is_told_allocation_by_allocation(training):
-    detail = rank_detail(training, RoundingAllocator)
+    detail = detail_of(training, RoundingAllocator)
     assert detail.n_rows == len(training)
     assert detail.n_bytes.tolist() == [n * KIB for n in (8, 8, 16, 16, 16, 8, 8, 8, 8, 16, 16, 16, 8, 8)]
     assert label_of(detail, 0) == ("layers.0.weight", "", "layers.0", "", "", 0)
@@ -88,14 +87,14 @@ def test_a_small_training_is_told_allocation_by_allocation(training):
 
 
 def test_the_live_ones_at_the_peak_add_up_to_the_report(training):
-    detail, memory = rank_detail(training, RoundingAllocator), analyse_memory(training, RoundingAllocator)
+    detail, memory = detail_of(training, RoundingAllocator), memory_of(training, RoundingAllocator)
     assert detail.peak_row == memory.peak_event
     assert at_row(detail, detail.peak_row) == by_role(memory)
     assert sum(at_row(detail, detail.peak_row)) == memory.peak_bytes == 88 * KIB
 
 
 def test_operators_steps_and_phases_have_their_rows(training):
-    detail = rank_detail(training, RoundingAllocator)
+    detail = detail_of(training, RoundingAllocator)
     names = [detail.texts[i] for i in detail.ops.name.tolist()]
     assert names == ["aten.linear", "aten.linear", "aten.mm", "aten.mm"] * 2
     assert training.columns["kind"][detail.ops.row].tolist() == [1] * 8
@@ -110,7 +109,7 @@ def test_operators_steps_and_phases_have_their_rows(training):
 
 
 def test_stacks_keep_their_callers_and_nothing_else(training):
-    detail = rank_detail(training, RoundingAllocator)
+    detail = detail_of(training, RoundingAllocator)
     frame = detail.labels.frame[detail.label[3]]
     files = []
     while frame >= 0:
@@ -122,13 +121,13 @@ def test_stacks_keep_their_callers_and_nothing_else(training):
 def test_unused_frames_are_left_out(tmp_path):
     frames = [Frame("a.py", 1, "f"), Frame("b.py", 2, "g", 0), Frame("c.py", 3, "h", 0)]
     record_events(tmp_path / "r.arrows", [Alloc(1, 512, frame=2)], frames=frames)
-    detail = rank_detail(read_recording(tmp_path / "r.arrows"), RoundingAllocator)
+    detail = detail_of(read_recording(tmp_path / "r.arrows"), RoundingAllocator)
     assert [detail.texts[i] for i in detail.frames.file.tolist()] == ["a.py", "c.py"]
     assert detail.frames.parent.tolist() == [-1, 0]
 
 
 def test_the_map_shows_who_sits_in_every_block(training):
-    detail = rank_detail(training, lambda limit: Allocator.from_spec("cuda", device_bytes=limit))
+    detail = detail_of(training, lambda limit: Allocator.from_spec("cuda", device_bytes=limit))
     (found,) = detail.maps
     assert (found.title, found.row) == ("peak of live bytes", detail.peak_row)
     active = found.columns.block_state == 0
@@ -145,7 +144,7 @@ def test_a_later_peak_of_reserved_bytes_has_a_map_of_its_own(tmp_path):
     )
     record_events(tmp_path / "r.arrows", events)
     recording = read_recording(tmp_path / "r.arrows")
-    detail = rank_detail(recording, lambda limit: Allocator.from_spec("cuda", device_bytes=limit))
+    detail = detail_of(recording, lambda limit: Allocator.from_spec("cuda", device_bytes=limit))
     assert [m.title for m in detail.maps] == ["peak of live bytes", "peak of reserved bytes"]
     assert detail.maps[0].columns.allocated_bytes == 40 * MIB
     assert detail.maps[1].row == len(recording) - 1
@@ -153,18 +152,18 @@ def test_a_later_peak_of_reserved_bytes_has_a_map_of_its_own(tmp_path):
 
 
 def test_an_allocator_that_cannot_tell_its_segments_has_no_map(training):
-    assert rank_detail(training, RoundingAllocator).maps == ()
+    assert detail_of(training, RoundingAllocator).maps == ()
 
 
 def test_beyond_a_number_of_allocations_the_smallest_are_only_counted(training):
-    memory = analyse_memory(training, RoundingAllocator)
-    detail = rank_detail(training, RoundingAllocator, most_allocations=9)
+    memory = memory_of(training, RoundingAllocator)
+    detail = detail_of(training, RoundingAllocator, most_allocations=9)
     assert len(detail.born) == 9
     assert at_row(detail, detail.peak_row) == by_role(memory)
     assert detail.left_out == (
         "5 of 14 allocations are counted but not listed: the smallest that are not alive at a peak",
     )
-    whole = rank_detail(training, RoundingAllocator)
+    whole = detail_of(training, RoundingAllocator)
     for row in range(len(training)):
         assert at_row(detail, row) == at_row(whole, row)
     at_peak = (whole.born <= whole.peak_row) & (whole.freed > whole.peak_row)
@@ -172,8 +171,8 @@ def test_beyond_a_number_of_allocations_the_smallest_are_only_counted(training):
 
 
 def test_too_many_operators_leave_those_of_the_peak_and_the_last(training):
-    detail = rank_detail(training, RoundingAllocator, most_allocations=3)
-    whole = rank_detail(training, RoundingAllocator)
+    detail = detail_of(training, RoundingAllocator, most_allocations=3)
+    whole = detail_of(training, RoundingAllocator)
     assert detail.ops.row.tolist() == whole.ops.row[-3:].tolist()
     assert detail.ops.n_rows.tolist() == whole.ops.n_rows[-3:].tolist()
     assert "5 of 8 operators are not listed" in detail.left_out[1]
@@ -186,7 +185,7 @@ def test_the_rest_of_a_long_run_keeps_its_outline(tmp_path):
     events += [Alloc(50_000, 512), Alloc(50_001, 512 * 100)]
     record_events(tmp_path / "r.arrows", events)
     recording = read_recording(tmp_path / "r.arrows")
-    detail = rank_detail(recording, RoundingAllocator, most_allocations=1)
+    detail = detail_of(recording, RoundingAllocator, most_allocations=1)
     assert len(detail.rest.row) < 5000
     assert detail.rest.n_bytes.sum(axis=1).max() == 512 * 7
     assert sum(at_row(detail, detail.peak_row)) == 512 * 101
@@ -195,20 +194,20 @@ def test_the_rest_of_a_long_run_keeps_its_outline(tmp_path):
 def test_bytes_freed_late_stay_until_the_stream_is_done(tmp_path):
     events = [Alloc(1, 512), RecordStream(1, 7), Free(1), Alloc(2, 512), Sync(7), Alloc(3, 512)]
     record_events(tmp_path / "r.arrows", events)
-    detail = rank_detail(read_recording(tmp_path / "r.arrows"), LateAllocator)
+    detail = detail_of(read_recording(tmp_path / "r.arrows"), LateAllocator)
     assert detail.freed.tolist() == [2, 6, 6]
 
 
 def test_another_card_has_its_own_details(tmp_path):
     record_events(tmp_path / "r.arrows", [Alloc(1, 512), Alloc(2, 1024, device=1), Op(0, -1, device=1)])
     recording = read_recording(tmp_path / "r.arrows")
-    assert rank_detail(recording, RoundingAllocator, device=1).n_bytes.tolist() == [1024]
-    assert rank_detail(recording, RoundingAllocator, device=0).ops is None
+    assert detail_of(recording, RoundingAllocator, device=1).n_bytes.tolist() == [1024]
+    assert detail_of(recording, RoundingAllocator, device=0).ops is None
 
 
 def test_a_rank_that_allocates_nothing_has_no_peak(tmp_path):
     record_events(tmp_path / "r.arrows", [])
-    detail = rank_detail(read_recording(tmp_path / "r.arrows"), RoundingAllocator)
+    detail = detail_of(read_recording(tmp_path / "r.arrows"), RoundingAllocator)
     assert (detail.peak_row, len(detail.born), detail.rest, detail.maps) == (-1, 0, None, ())
 
 
@@ -290,7 +289,7 @@ def test_any_program_adds_up_to_its_report_under_every_allocator(tmp_path_factor
     def make(device_bytes):
         return Allocator.from_spec(spec, device_bytes=device_bytes)
 
-    detail, memory = rank_detail(recording, make, 0, most), analyse_memory(recording, make)
+    detail, memory = detail_of(recording, make, 0, most), memory_of(recording, make)
     if memory.peak_event < 0:
         assert len(detail.born) == 0
         return

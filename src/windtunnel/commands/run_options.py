@@ -6,7 +6,7 @@ add_arguments ──> parser          script arguments ──> misplaced_options
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE
@@ -14,10 +14,24 @@ from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE
 __all__ = ["OUT", "add_arguments", "misplaced_options"]
 
 OUT = "windtunnel-out"
+Add = Callable[..., argparse.Action]  # `add_argument` of a parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "windtunnel run [options] script.py [script arguments...]"
+    # --help lists them in this order.
+    _add_job(parser)
+    _add_memory(parser.add_argument)
+    _add_time(parser.add_argument)
+    _add_what_if(parser.add_argument)
+    _add_files(parser.add_argument)
+    _add_execution(parser.add_argument)
+    parser.add_argument("script", help="the training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments passed to the script")
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What is simulated: devices and ranks."""
     add = parser.add_argument
     add("--level", type=int, metavar="{0,1,2,3}",
         help="0: does it run; 1: also memory (default); 2: also kernel workspaces; 3: also time and a trace")  # fmt: skip
@@ -37,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks to simulate: auto (default: one representative of each kind of work), all, or a list such as 0,3,8-15",
     )
     add("--steps", type=int, metavar="N", help="stop cleanly after N optimizer steps")
+
+
+def _add_memory(add: Add) -> None:
     add(
         "--allocator",
         metavar="SPEC",
@@ -51,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file describing workspaces of custom kernels (level 2)",
     )
+
+
+def _add_time(add: Add) -> None:
     add("--network", metavar="FIGURES",
         help="network of the job: latency=5us,bandwidth=50GB/s,nics=8, or a TOML file (level 3)")  # fmt: skip
     add("--measure", action="store_true",
@@ -66,6 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="ranks to write a trace for, such as 0,8-11 (default: up to 4 of them)",
     )
+
+
+def _add_what_if(add: Add) -> None:
+    """What else counts, and what if something were different."""
     add("--library-buffers", action="store_true",
         help="subtract estimated NCCL/HCCL buffers from usable memory")  # fmt: skip
     add("--checkpoint", action="append", default=[], metavar="MODULES",
@@ -75,6 +99,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--advise", action=argparse.BooleanOptionalAction, default=None,
         help="simulate changes that would make it fit or, if it fits, larger batches (default: only if it does not"
         " fit and the run took less than a minute)")  # fmt: skip
+
+
+def _add_files(add: Add) -> None:
+    """What is written, and how the user's own files are protected."""
     add("--out", default=OUT, metavar="DIR", help=f"output folder (default {OUT})")
     add("--keep-files", type=Path, metavar="DIR",
         help="copy the files the script wrote to this new folder (default: they are listed, then discarded)")  # fmt: skip
@@ -84,6 +112,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how your files are protected: auto (default: copy-on-write layer if possible) or guard")  # fmt: skip
     add("--no-html", action="store_true", help="do not write report.html")
     add("--json", action="store_true", help="print report.json to stdout instead of tables")
+
+
+def _add_execution(add: Add) -> None:
     add(
         "--jobs",
         type=int,
@@ -104,8 +135,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the output of every rank, not only the first",
     )
     add("-m", dest="is_module", action="store_true", help="the script is a module name, as in python -m")
-    add("script", help="the training script")
-    add("arguments", nargs=argparse.REMAINDER, help="arguments passed to the script")
 
 
 def misplaced_options(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -338,7 +338,7 @@ def record_events(
 
 
 def row_of(event: Event) -> Row:
-    """A record as a row of the table."""
+    """A record as a row of the table: one case per kind, and the two that fill a recording written out."""
     match event:
         case Op():
             return (
@@ -352,13 +352,8 @@ def row_of(event: Event) -> Row:
             )  # fmt: skip
         case Free():
             return _row(
-                Kind.FREE,
-                event.storage,
-                module=event.module,
-                phase=event.phase,
-                stream=event.stream,
-                device=event.device,
-            )
+                Kind.FREE, event.storage, module=event.module, phase=event.phase, stream=event.stream, device=event.device
+            )  # fmt: skip
         case Mark():
             return _row(Kind.MARK, event.storage, event.name, role=event.role)
         case RecordStream():
@@ -381,13 +376,14 @@ def row_of(event: Event) -> Row:
         case Build():
             return _row(Kind.BUILD, event.module, event.time_us, module=event.module, phase=Phase.BUILD)
         case Group():
-            return (
-                Kind.GROUP, event.id, event.name, -1, 0, NO_NAME, Phase.BUILD, 0, event.device, event.frame, event.ranks, ()
+            return _row(
+                Kind.GROUP, event.id, event.name, phase=Phase.BUILD, device=event.device, frame=event.frame, inputs=event.ranks
             )  # fmt: skip
         case Collective():
-            return (
-                Kind.COLLECTIVE, event.id, event.signature, event.group, int(event.is_async), event.module,
-                event.phase, event.stream, event.device, event.frame, event.inputs, event.outputs,
+            return _row(
+                Kind.COLLECTIVE, event.id, event.signature, extra=event.group, role=int(event.is_async), module=event.module,
+                phase=event.phase, stream=event.stream, device=event.device, frame=event.frame, inputs=event.inputs,
+                outputs=event.outputs,
             )  # fmt: skip
         case Wait():
             return _row(Kind.WAIT, event.collective, stream=event.stream)
@@ -404,17 +400,16 @@ def row_of(event: Event) -> Row:
         case Unsave():
             return _row(Kind.UNSAVE, event.handle, module=event.module, phase=event.phase)
         case Call():
-            return (
-                Kind.CALL, event.id, event.signature, event.flags, 0, event.module, event.phase, 0, 0, NO_NAME,
-                event.inputs, (),
+            return _row(
+                Kind.CALL, event.id, event.signature, extra=event.flags, module=event.module, phase=event.phase,
+                inputs=event.inputs,
             )  # fmt: skip
         case BackwardEnd():
             return _row(Kind.BACKWARD_END)
         case Resize():
             return _row(Kind.RESIZE, event.storage, event.was)
         case Return():
-            plain = _row(Kind.RETURN, event.call)
-            return (*plain[:-2], event.written, event.outputs)
+            return _row(Kind.RETURN, event.call, inputs=event.written, outputs=event.outputs)
 
 
 def _row(
@@ -423,13 +418,17 @@ def _row(
     value: int = -1,
     *,
     extra: int = -1,
-    role: Role = Role.UNKNOWN,
+    role: int = Role.UNKNOWN,
     module: int = NO_NAME,
     phase: Phase = Phase.FORWARD,
     stream: int = 0,
     device: int = 0,
+    frame: int = NO_NAME,
+    inputs: tuple[int, ...] = (),
+    outputs: tuple[int, ...] = (),
 ) -> Row:
-    return (kind, subject, value, extra, role, module, phase, stream, device, NO_NAME, (), ())
+    """The defaults are what a kind leaves out."""
+    return (kind, subject, value, extra, role, module, phase, stream, device, frame, inputs, outputs)
 
 
 def _columns_of(

@@ -1,14 +1,13 @@
 """The memory of one rank: whether it fits, when the peak is, and what holds it.
 
-    recording ──> tape ──> replay ──> peak ──┐
-        └──────> lifetimes ──────────────────┴──> RankMemory (all that a report needs)
+    RecordedMemory ──> tape ──> replay ──> peak ──┐
+        └───────────> lifetimes ──────────────────┴──> RankMemory (all that a report needs)
 
 What the program needs and whether it fits are two questions; the first is answered by a replay without a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +23,11 @@ from windtunnel.memory.attribution import (
     role_bytes,
     short_op,
 )
-from windtunnel.memory.lifetime import Lifetimes, lifetimes_of, steps_of
+from windtunnel.memory.lifetime import Lifetimes, steps_of
 from windtunnel.memory.outline import outline
-from windtunnel.memory.peak import CountingAllocator, LimitedReplay, Replay, replay, replay_limited
-from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
+from windtunnel.memory.peak import LimitedReplay, Replay, replay_limited
+from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.memory.tape import AllocationTape, TapeKind
 
 __all__ = ["Moment", "OutOfMemory", "RankMemory", "Timeline", "analyse_memory", "thin_timeline"]
 
@@ -89,28 +89,21 @@ class RankMemory:
     is_complete: bool  # False: the program was killed and this is what it did until then
 
 
-def analyse_memory(
-    recording: Recording,
-    make_allocator: Callable[[int | None], CountingAllocator],
-    usable_bytes: int | None = None,
-    device: int = 0,
-) -> RankMemory:
-    """Replay one device of a recording and explain its peak.
+def analyse_memory(recorded: RecordedMemory, usable_bytes: int | None = None, device: int = 0) -> RankMemory:
+    """Explain the peak of one device of a recording.
 
-    `make_allocator(device_bytes)` gives a fresh allocator, unlimited for None. The first replay is unlimited,
-    so the peak is what the program needs. Only if that exceeds `usable_bytes` is the tape replayed within the limit,
-    which shows whether the allocator gets by with releasing its cache.
+    The replay has no limit, so the peak is what the program needs. Only if that exceeds `usable_bytes` is the tape
+    replayed within the limit, which shows whether the allocator gets by with releasing its cache.
     """
-    tape = tape_of(recording, device)
-    lives = lifetimes_of(recording)
-    played = replay(tape, make_allocator(None))
+    recording, lives, tape = recorded.recording, recorded.lives, recorded.tape(device)
+    played = recorded.played(device).replay
     owner = np.searchsorted(lives.birth, tape.id)  # ids of the tape are rows of allocations
     owner[tape.kind != TapeKind.ALLOC] = 0
     alive_at = _alive(tape, played)
     alive, held = owner[alive_at], played.held[alive_at]
     limited = LimitedReplay(None, 0)
     if usable_bytes is not None and played.peak_reserved_bytes > usable_bytes:
-        limited = replay_limited(tape, make_allocator(usable_bytes))
+        limited = replay_limited(tape, recorded.make_allocator(usable_bytes))
     failure = None
     if limited.failure is not None:
         event = int(tape.event[limited.failure.position])

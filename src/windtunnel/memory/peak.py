@@ -17,7 +17,9 @@ from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.memory.allocators.records import AllocatorStats
 from windtunnel.memory.tape import AllocationTape, Player, TapeKind, play
 
-__all__ = ["CountingAllocator", "Failure", "LimitedReplay", "Replay", "replay", "replay_limited"]
+__all__ = [
+    "CountingAllocator", "Failure", "LimitedReplay", "Meter", "Replay", "freed_by", "replay", "replay_limited",
+]  # fmt: skip
 
 _SEARCH = 64  # drops examined for each deferred free: streams finish in about the order of their frees
 
@@ -67,9 +69,9 @@ class LimitedReplay:
     n_retries: int  # times the allocator had to give its cache back to find room
 
 
-def replay(tape: AllocationTape, allocator: CountingAllocator) -> Replay:
-    """Play a whole tape and note what the allocator holds after every request."""
-    meter = _Meter(allocator)
+def replay(tape: AllocationTape, allocator: CountingAllocator, meter: Meter | None = None) -> Replay:
+    """Play a whole tape and note what the allocator holds after every request; `meter` may note more."""
+    meter = meter or Meter(allocator)
     play(tape, allocator, meter)
     allocated = np.array(meter.allocated, np.int64)
     change = np.diff(allocated, prepend=0)
@@ -89,7 +91,7 @@ def replay(tape: AllocationTape, allocator: CountingAllocator) -> Replay:
 
 def replay_limited(tape: AllocationTape, allocator: CountingAllocator) -> LimitedReplay:
     """Play a tape until the allocator runs out of memory, or to its end."""
-    meter = _Meter(allocator)
+    meter = Meter(allocator)
     failure = None
     try:
         play(tape, allocator, meter)
@@ -99,7 +101,7 @@ def replay_limited(tape: AllocationTape, allocator: CountingAllocator) -> Limite
     return LimitedReplay(failure, allocator.stats().num_alloc_retries)
 
 
-class _Meter:
+class Meter:
     """Notes what an allocator holds after every request."""
 
     def __init__(self, allocator: CountingAllocator) -> None:
@@ -115,16 +117,21 @@ class _Meter:
         self.reserved.append(self.allocator.reserved_bytes)
 
 
-def _released(tape: AllocationTape, held: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Where each allocation's bytes went back, allowing for allocators that count a free only later."""
-    released = np.full(len(tape), len(tape))
+def freed_by(tape: AllocationTape) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the frees, and for each the position of the allocation that it frees."""
     alloc_at = np.flatnonzero(tape.kind == TapeKind.ALLOC)
     free_at = np.flatnonzero(tape.kind == TapeKind.FREE)
     if len(alloc_at) == 0 or len(free_at) == 0:
-        return released
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     order = np.argsort(tape.id[alloc_at], kind="stable")
     found = np.minimum(np.searchsorted(tape.id[alloc_at], tape.id[free_at], sorter=order), len(alloc_at) - 1)
-    owner = alloc_at[order[found]]
+    return free_at, alloc_at[order[found]]
+
+
+def _released(tape: AllocationTape, held: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Where each allocation's bytes went back, allowing for allocators that count a free only later."""
+    released = np.full(len(tape), len(tape))
+    free_at, owner = freed_by(tape)
     released[owner] = free_at
     waiting = [(at, who) for at, who in zip(free_at.tolist(), owner.tolist(), strict=True) if change[at] == 0]
     if waiting:

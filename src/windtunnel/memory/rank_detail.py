@@ -1,7 +1,7 @@
 """Every allocation of a rank with its lifetime, for zooming in, and the allocator's map at the peaks.
 
-    recording ──> tape ──> replay ──┬──> lifetimes with bytes, labels ──┐
-                                    └──> maps at both peaks ────────────┴──> RankDetail (columns)
+    RecordedMemory ──> tape, replay ──┬──> lifetimes with bytes, labels ──┐
+                                      └──> maps at both peaks ────────────┴──> RankDetail (columns)
 
 At the row of the peak, the live allocations and the rest add up to the peak of the report, role by role. If there are
 too many allocations, the smallest ones are only counted, in the rest.
@@ -9,7 +9,6 @@ too many allocations, the smallest ones are only counted, in the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +17,12 @@ from windtunnel.events.model import Kind, Phase, Recording, Role
 from windtunnel.memory.allocation_labels import FrameColumns, Labels, Texts, frame_columns, label_allocations
 from windtunnel.memory.allocator_map import MapColumns, take_maps
 from windtunnel.memory.attribution import ROLES, short_op
-from windtunnel.memory.lifetime import lifetimes_of, steps_of
+from windtunnel.memory.lifetime import steps_of
 from windtunnel.memory.outline import outline
-from windtunnel.memory.peak import CountingAllocator, Replay, replay
+from windtunnel.memory.peak import Replay
 from windtunnel.memory.phases import phases_of
-from windtunnel.memory.tape import AllocationTape, TapeKind, tape_of
+from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.memory.tape import AllocationTape, TapeKind
 
 __all__ = ["AllocatorMap", "Operators", "RankDetail", "Rest", "rank_detail"]
 
@@ -85,16 +85,10 @@ class RankDetail:
     left_out: tuple[str, ...]  # sentences
 
 
-def rank_detail(
-    recording: Recording,
-    make_allocator: Callable[[int | None], CountingAllocator],
-    device: int = 0,
-    most_allocations: int = 400_000,
-) -> RankDetail:
+def rank_detail(recorded: RecordedMemory, device: int = 0, most_allocations: int = 400_000) -> RankDetail:
     """Return the details of one device of a recording, with at most `most_allocations` allocations and operators listed."""
-    tape = tape_of(recording, device)
-    lives = lifetimes_of(recording)
-    played = replay(tape, make_allocator(None))
+    recording, lives, tape = recorded.recording, recorded.lives, recorded.tape(device)
+    played = recorded.played(device).replay
     peaks = _peaks(played)
     at = np.flatnonzero(tape.kind == TapeKind.ALLOC)
     ends = np.append(tape.event, len(recording))
@@ -137,7 +131,7 @@ def rank_detail(
         step_row=step_row,
         step=step,
         peak_row=int(peak_rows[0]) if len(peak_rows) else -1,
-        maps=_maps(tape, make_allocator(None), peaks, born),
+        maps=_maps(recorded, device, peaks, born),
         left_out=tuple(left_out),
         texts=texts.all(),
     )
@@ -296,18 +290,20 @@ def _steps(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _maps(
-    tape: AllocationTape, allocator: CountingAllocator, peaks: list[tuple[str, int]], born: np.ndarray
+    recorded: RecordedMemory, device: int, peaks: list[tuple[str, int]], born: np.ndarray
 ) -> tuple[AllocatorMap, ...]:
-    found = take_maps(tape, allocator, [position for _, position in peaks])
+    tape, found = recorded.tape(device), dict(recorded.played(device).maps)
+    missing = [position for _, position in peaks if position not in found]
+    if missing:  # no maps were taken while the tape was played, or there were too many candidates
+        found |= take_maps(tape, recorded.make_allocator(None), missing)
     maps = []
     for title, position in peaks:
-        if position in found:
-            owner = found[position].block_owner
+        columns = found.get(position)
+        if columns is not None:
+            owner = columns.block_owner
             index = np.minimum(np.searchsorted(born, owner), max(0, len(born) - 1))
             is_listed = (owner >= 0) & (born[index] == owner)
             maps.append(
-                AllocatorMap(
-                    title, int(tape.event[position]), found[position], np.where(is_listed, index, -1)
-                )
+                AllocatorMap(title, int(tape.event[position]), columns, np.where(is_listed, index, -1))
             )
     return tuple(maps)

@@ -41,7 +41,7 @@ def start() -> None:
         with suppress(Exception):  # if torch cannot be imported, each rank reports it in its own log
             load("windtunnel.capture.pytorch.preload", "torch").preload(is_for_many=n_ranks > 1)
     if n_ranks != 1:
-        _work_on("nothing", ())
+        _load_work()
         gc.collect()
         gc.freeze()  # garbage collection in a child must not touch, and so copy, the pages shared with this process
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -115,7 +115,7 @@ def _be_child(
         kind, what = pickle.loads(order)
         if kind == "rank":
             be_rank(RankTask.from_json(what), Connection(line))
-        Connection(line).send_bytes(pickle.dumps(_work_on(kind, what)))
+        _work_on(kind, what, Connection(line))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -123,15 +123,29 @@ def _be_child(
         os._exit(code)
 
 
-def _work_on(kind: str, what: tuple[Any, ...]) -> Any:
-    from windtunnel.session import page_stage, rank_analysis
+def _load_work() -> Any:
+    from windtunnel.session import rank_analysis  # late: a process that only runs ranks does not need it
 
-    jobs: dict[str, Callable[..., Any]] = {
-        "analyse": rank_analysis.analyse_rank,
-        "draw": rank_analysis.draw_pictures,
-        "detail": page_stage.detail_rank,
-    }
-    return jobs[kind](*what) if kind in jobs else None
+    return rank_analysis
+
+
+def _work_on(kind: str, what: tuple[Any, ...], line: Connection) -> None:
+    """Do the work and send the result."""
+    work = _load_work()
+    if kind == "analyse":
+        _analyse(work.analyse_rank(*what), line, may_wait=what[0].writes_page)
+        return
+    job: Callable[..., Any] = {"draw": work.draw_pictures, "detail": work.detail_rank}[kind]
+    line.send_bytes(pickle.dumps(job(*what)))
+
+
+def _analyse(analysis: Any, line: Connection, may_wait: bool) -> None:
+    """Send the finding and how much memory this process holds; then wait to be asked for the detail, or for the end."""
+    waits = may_wait and analysis.recorded is not None
+    line.send_bytes(pickle.dumps((analysis.finding, analysis.recorded.n_bytes if waits else None)))
+    if waits:
+        with suppress(EOFError, OSError):  # let go
+            line.send_bytes(pickle.dumps(analysis.detail(pickle.loads(line.recv_bytes()))))
 
 
 def _forget_random_state() -> None:

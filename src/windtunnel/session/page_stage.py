@@ -1,6 +1,6 @@
 """Write report.html next to report.json.
 
-    recordings of some ranks ──> details (each in its own process) ───────┐
+    details of the tightest ranks (from their analyses) ──────────────────┐
     RunResult, trace, remat.json ─────────────────────────────────────────┴──> report.html
 
 If the page cannot be written, the run gets a note and an exit code; the report is not affected.
@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.foreign_files import parse_json, read_at_most
-from windtunnel.memory.rank_detail import rank_detail
-from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes, write_page
 from windtunnel.report.results.run import RankResult, RunResult
-from windtunnel.session.rank_recording import allocator_maker, recording_of
 from windtunnel.session.request import RunRequest
 
-__all__ = ["PAGE", "allocation_limits", "detail_rank", "ranks_in_detail", "remat_of_folder", "write_run_page"]
+__all__ = ["PAGE", "allocation_limits", "ranks_in_detail", "remat_of_folder", "write_run_page"]
 
 PAGE = "report.html"
 _MOST_BYTES = 1 << 26  # of a remat.json, which has a few kilobytes per threshold
@@ -42,12 +39,6 @@ def allocation_limits(n_ranks: int) -> list[int]:
         return [_MOST_ALLOCATIONS] * n_ranks
     half = _MOST_ALLOCATIONS // 2
     return [half] + [half // (n_ranks - 1)] * (n_ranks - 1)
-
-
-def detail_rank(request: RunRequest, recording_path: Path, device_index: int, most: int) -> dict[str, Any]:
-    """Return the allocations of one rank, packed; at most `most` of them with names."""
-    recording, _ = recording_of(request, recording_path)
-    return detail_document(rank_detail(recording, allocator_maker(request, recording), device_index, most))
 
 
 def write_run_page(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from windtunnel import interrupts
+from windtunnel.capture.memory_counters import MakeCounters, MemoryCounters
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import MissingFramework, NoToolchain, UnsupportedFramework, WindtunnelError
@@ -39,30 +40,10 @@ def simulate_rank(
 ) -> int:
     """Simulate a rank; returns 0 if the program succeeded, 3 if it failed, or one of the codes above."""
     if task.framework == "mindspore":
-        return _simulate_mindspore(task, on_step)
-    writers: list[RecordingWriter] = []
-
-    def make_counters(writer: RecordingWriter, path: Path) -> LiveMemory:
-        writers.append(writer)
-        _flush_on_sudden_exit(writer)
-        return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
-
-    outcome = load("windtunnel.capture.pytorch.rank", "torch").run_rank(
-        task, make_counters, program, on_step, messages
-    )
-    failures = [writer.failure for writer in writers if writer.failure]
-    if failures:
-        sys.stderr.write(f"windtunnel: {failures[0]}\n")
-        return CANNOT_RECORD
-    return 0 if outcome["status"] == "ok" else 3
-
-
-def _simulate_mindspore(task: RankTask, on_step: Callable[[int], None] | None) -> int:
-    try:
-        outcome, failure = load("windtunnel.capture.mindspore.rank", "mindspore").run_rank(task, on_step)
-    except NoToolchain as why:
-        outcome, failure = load("windtunnel.capture.mindspore.meta.rank", "mindspore").run_rank(
-            task, on_step, why
+        outcome, failure = _run_mindspore(task, on_step)
+    else:
+        outcome, failure = load("windtunnel.capture.pytorch.rank", "torch").run_rank(
+            task, _counters_of(task), program, on_step, messages
         )
     if failure is not None:
         sys.stderr.write(f"windtunnel: {failure}\n")
@@ -70,16 +51,22 @@ def _simulate_mindspore(task: RankTask, on_step: Callable[[int], None] | None) -
     return 0 if outcome["status"] == "ok" else 3
 
 
-def _flush_on_sudden_exit(writer: RecordingWriter) -> None:
-    """Flush the recording when the script calls os._exit, which runs no cleanup."""
-    leave, process = os._exit, os.getpid()
+def _counters_of(task: RankTask) -> MakeCounters:
+    """What torch.cuda.memory_allocated() and the like answer: the allocator of the task, fed with the recording."""
 
-    def _exit(status: int) -> None:
-        if os.getpid() == process:
-            writer.flush()
-        leave(status)
+    def make_counters(writer: RecordingWriter, path: Path) -> MemoryCounters:
+        return LiveMemory(writer, path, lambda: Allocator.from_spec(task.allocator, conf=task.allocator_conf))
 
-    os._exit = _exit  # type: ignore[assignment]  # typeshed says NoReturn, which a wrapper cannot promise
+    return make_counters
+
+
+def _run_mindspore(
+    task: RankTask, on_step: Callable[[int], None] | None
+) -> tuple[dict[str, Any], str | None]:
+    try:
+        return load("windtunnel.capture.mindspore.rank", "mindspore").run_rank(task, on_step)
+    except NoToolchain as why:
+        return load("windtunnel.capture.mindspore.meta.rank", "mindspore").run_rank(task, on_step, why)
 
 
 def be_rank(task: RankTask, line: Connection) -> NoReturn:

@@ -1,6 +1,7 @@
 """Analyse one rank's recording: its memory, its communication, and how its script ended.
 
     RankTask, exit code ──> recording ──> RankMemory, RankCommunication ──> Finding (and CSV, snapshot); pictures later
+                               └──> RankAnalysis: the finding, and what was read and played for it ──> detail for the page
 
 Runs in its own process for every rank (a fork of the fork server), or in the caller's if there is no fork server.
 """
@@ -25,6 +26,9 @@ from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
 from windtunnel.memory.mindspore_fragments import peak_in_pages
+from windtunnel.memory.rank_detail import rank_detail
+from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.pictures.memory import draw_picture
 from windtunnel.report.results.run import DeviceResult, RankResult, UnknownValue, build_times, rank_result
 from windtunnel.session.rank import CANNOT_RECORD, OUR_BUG
@@ -34,7 +38,15 @@ from windtunnel.session.request import RunRequest, task_of
 from windtunnel.session.run_log import last_lines
 from windtunnel.units import MIB, format_bytes
 
-__all__ = ["Finding", "analyse_rank", "draw_pictures", "measure_again"]
+__all__ = [
+    "Finding",
+    "RankAnalysis",
+    "analyse_rank",
+    "detail_rank",
+    "draw_pictures",
+    "measure_again",
+    "read_recorded",
+]
 
 _BEFORE = "options of windtunnel come before the script"
 _REFUSAL_LINES = 4  # last lines of a log, where a script rejects an argument
@@ -50,7 +62,20 @@ class Finding:
     device_index: int = 0  # index of the device that the result describes
 
 
-def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
+@dataclass(frozen=True)
+class RankAnalysis:
+    """A finding with what it was computed from, so that nothing is read or played again for the page."""
+
+    finding: Finding
+    recorded: RecordedMemory | None  # None: there is no readable recording, or level 0
+
+    def detail(self, most: int) -> dict[str, Any]:
+        """Return the allocations of the device that the finding describes, packed; at most `most` of them with names."""
+        assert self.recorded is not None
+        return detail_document(rank_detail(self.recorded, self.finding.device_index, most))
+
+
+def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis:
     """Analyse the recording of a rank that ended with this exit code."""
     result = RankResult(
         rank=task.rank,
@@ -61,10 +86,12 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
     try:
         recording, workspace_notes = recording_of(request, task.recording_path)
     except CorruptFile:
-        return Finding(replace(result, status="failed", error=_explain_exit(task, code)), None, code)
-    outcome, device_index = recording.footer, 0
+        failed = replace(result, status="failed", error=_explain_exit(task, code))
+        return RankAnalysis(Finding(failed, None, code), None)
+    outcome, device_index, recorded = recording.footer, 0, None
     if request.level >= 1 and len(recording):
-        result, device_index = _measure(request, task, recording)
+        recorded = _recorded(request, recording)
+        result, device_index = _measure(request, task, recorded)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
     crash_of(task.folder)  # removes the file; it has been read if it was needed
@@ -91,12 +118,26 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         if error is None and task.world_size > 1
         else None
     )
-    return Finding(result, communication, code, device_index)
+    return RankAnalysis(Finding(result, communication, code, device_index), recorded)
 
 
-def measure_again(request: RunRequest, rank: int, recording: Recording) -> RankResult:
-    """Return the memory of a recording under another request; the recording may have been changed too."""
-    return _measure(request, task_of(request, rank), recording)[0]
+def detail_rank(request: RunRequest, recording_path: Path, device_index: int, most: int) -> dict[str, Any]:
+    """Return the detail of a rank whose analysis was not kept: its recording is read and played again."""
+    return detail_document(rank_detail(read_recorded(request, recording_path), device_index, most))
+
+
+def read_recorded(request: RunRequest, path: Path) -> RecordedMemory:
+    """Read the recording of a rank; for stages that do not get it from the analysis."""
+    return _recorded(request, recording_of(request, path)[0])
+
+
+def _recorded(request: RunRequest, recording: Recording) -> RecordedMemory:
+    return RecordedMemory(recording, allocator_maker(request, recording), takes_maps=request.writes_page)
+
+
+def measure_again(request: RunRequest, rank: int, recorded: RecordedMemory) -> RankResult:
+    """Return the memory of a changed recording, or of one under another allocator: that of this request."""
+    return _measure(request, task_of(request, rank), recorded)[0]
 
 
 def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tuple[str, ...]:
@@ -111,9 +152,9 @@ def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tup
     return ()
 
 
-def _measure(request: RunRequest, task: RankTask, recording: Recording) -> tuple[RankResult, int]:
+def _measure(request: RunRequest, task: RankTask, recorded: RecordedMemory) -> tuple[RankResult, int]:
     """Return the result, and the index of the device that it describes."""
-    make_allocator = allocator_maker(request, recording)
+    recording = recorded.recording
     usable = request.device.usable_bytes if request.device.kind != "cpu" else None
     if usable is not None and (chosen := recording.footer.get("max_device_bytes")):
         usable = min(usable, int(chosen))  # the script set a lower limit
@@ -121,12 +162,12 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> tuple
     if usable is not None and request.counts_library_buffers:
         usable = max(usable - buffers.n_bytes, 0)
     own = task.local_rank if request.device.kind != "cpu" else 0
-    devices = {i: analyse_memory(recording, make_allocator, usable, i) for i in _devices(recording, own)}
+    devices = {i: analyse_memory(recorded, usable, i) for i in _devices(recording, own)}
     # The tightest device decides.
     device = max(devices, key=lambda index: devices[index].peak_with_fragments_bytes)
     memory = devices.pop(device)
     result = rank_result(task.rank, memory, request.device.memory_bytes)
-    in_pages = peak_in_pages(recording, request.allocator, request.allocator_conf, device)
+    in_pages = peak_in_pages(recorded, request.allocator, request.allocator_conf, device)
     notes = (
         *result.notes,
         *_device_notes(task.rank, own, device, devices),
@@ -138,9 +179,11 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> tuple
     folder = Path(task.folder)
     try:
         if request.writes_blocks:
-            write_memory_block(folder / "memory_block.csv", recording, make_allocator(None), device)
+            allocator = allocator_maker(request, recording)(None)
+            write_memory_block(folder / "memory_block.csv", recorded, allocator, device)
         if request.writes_snapshot:
-            write_snapshot(folder / "snapshot.pickle", recording, make_allocator(None), device)
+            allocator = allocator_maker(request, recording)(None)
+            write_snapshot(folder / "snapshot.pickle", recorded, allocator, device)
     except OSError as error:
         note = f"not every file of rank {task.rank} could be written: {error.strerror or error}"
         return replace(result, notes=(*result.notes, note)), device

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import WindtunnelError
 from windtunnel.events.model import Recording
 from windtunnel.memory.checkpoint_units import checkpoint_units
+from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.what_if.chunked_loss import N_CHUNKS, find_loss, in_chunks
 from windtunnel.report.results.run import RankResult, Remedy
-from windtunnel.session.rank_analysis import measure_again
-from windtunnel.session.rank_recording import recording_of
-from windtunnel.session.request import RunRequest
+from windtunnel.session.rank_analysis import measure_again, read_recorded
+from windtunnel.session.rank_recording import allocator_maker
+from windtunnel.session.request import RunRequest, task_of
 
 __all__ = ["find_remedies", "try_checkpointing"]
 
@@ -38,10 +39,13 @@ _SURELY_A_MICRO_BATCH = re.compile(r"micro|per[-_]device|per[-_]gpu|train", re.I
 _OPTION = re.compile(r"(?P<option>-{0,2}[\w.\-]*batch[\w.\-]*|--?m?bsz?)(?:=(?P<value>\d+))?", re.I)
 
 
-def find_remedies(request: RunRequest, rank: RankResult, run: Run, tell: Tell) -> tuple[Remedy, ...]:
+def find_remedies(
+    request: RunRequest, rank: RankResult, run: Run, tell: Tell, recorded: RecordedMemory | None = None
+) -> tuple[Remedy, ...]:
     """Return the changes that were tried, those that fit first; for a rank that fits, a larger batch.
 
-    `run` simulates a changed request; `tell` gets a description of each attempt.
+    `run` simulates a changed request; `tell` gets a description of each attempt; `recorded` is what the rank recorded, if
+    it has been read already.
     """
     folder = request.folder / "advice"
     trial = _Trial(
@@ -61,8 +65,10 @@ def find_remedies(request: RunRequest, rank: RankResult, run: Run, tell: Tell) -
         tell,
     )
     try:
-        recording, _ = recording_of(request, request.folder / f"rank{rank.rank}" / "recording.arrows")
-        found = trial.to_fit(recording) if not rank.fits or rank.n_retries else [*trial.to_grow(recording)]
+        if recorded is None:
+            recorded = read_recorded(request, task_of(request, rank.rank).recording_path)
+        is_tight = not rank.fits or rank.n_retries
+        found = trial.to_fit(recorded) if is_tight else [*trial.to_grow(recorded.recording)]
     except (WindtunnelError, OSError):
         return ()  # the run has its verdict; no advice without a simulation
     finally:
@@ -120,7 +126,7 @@ class _Checkpointed:
     """The dry run with activation checkpointing, to combine with other changes."""
 
     request: RunRequest
-    recording: Recording
+    recorded: RecordedMemory
     remedy: Remedy
 
     def and_also(self, others: Iterable[Remedy]) -> Iterator[Remedy]:
@@ -139,24 +145,26 @@ class _Trial:
 
     # -- it does not fit ------------------------------------------------------------------------------------------
 
-    def to_fit(self, recording: Recording) -> list[Remedy]:
+    def to_fit(self, recorded: RecordedMemory) -> list[Remedy]:
         """Try each change alone, the cheapest first; if none is enough, combine it with checkpointing."""
-        tried = [*self._by_replay(self.request, recording)]
+        tried = [*self._by_replay(self.request, recorded)]
         checkpointed = self._checkpointed()
         if checkpointed is not None:
             tried.append(checkpointed.remedy)
         if checkpointed is not None and not _any_fits(tried):
-            tried += checkpointed.and_also(self._by_replay(checkpointed.request, checkpointed.recording))
-        tried += self._smaller_batch(recording, self.request)
+            tried += checkpointed.and_also(self._by_replay(checkpointed.request, checkpointed.recorded))
+        tried += self._smaller_batch(recorded, self.request)
         if checkpointed is not None and not _any_fits(tried):
-            tried += checkpointed.and_also(self._smaller_batch(checkpointed.recording, checkpointed.request))
+            tried += checkpointed.and_also(self._smaller_batch(checkpointed.recorded, checkpointed.request))
         return tried
 
-    def _by_replay(self, request: RunRequest, recording: Recording) -> Iterator[Remedy]:
+    def _by_replay(self, request: RunRequest, recorded: RecordedMemory) -> Iterator[Remedy]:
         """Try changes that need only a replay of the recording: allocator settings, a chunked loss."""
+        recording = recorded.recording
         expandable = _expandable(request)
         if expandable is not None:
-            result = measure_again(expandable, self.rank.rank, recording)
+            other = recorded.under(allocator_maker(expandable, recording))
+            result = measure_again(expandable, self.rank.rank, other)
             variable = "PYTORCH_NPU_ALLOC_CONF" if request.device.kind == "npu" else "PYTORCH_CUDA_ALLOC_CONF"
             if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
                 yield self._remedy(
@@ -168,7 +176,8 @@ class _Trial:
         held = int(recording.columns["value"][loss.births].max(initial=0))
         if held < _WORTH_A_TRY * self.rank.peak_with_fragments_bytes:
             return
-        result = measure_again(request, self.rank.rank, in_chunks(recording, loss))
+        chunked = RecordedMemory(in_chunks(recording, loss), recorded.make_allocator)
+        result = measure_again(request, self.rank.rank, chunked)
         if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
             how = f"compute logits and loss for {loss.n_rows // N_CHUNKS:,} tokens at a time, each under a checkpoint"
             what = f"splitting the cross-entropy over {loss.n_classes:,} classes into {N_CHUNKS} chunks"
@@ -189,14 +198,15 @@ class _Trial:
         if result is None or result.peak_with_fragments_bytes >= self.rank.peak_with_fragments_bytes:
             return None
         remedy = self._remedy(f"activation checkpointing on {module}", _CHECKPOINT, request, result)
-        return _Checkpointed(request, self._recording(request), remedy)
+        path = task_of(request, self.rank.rank).recording_path
+        return _Checkpointed(request, read_recorded(request, path), remedy)
 
-    def _smaller_batch(self, recording: Recording, request: RunRequest) -> Iterator[Remedy]:
+    def _smaller_batch(self, recorded: RecordedMemory, request: RunRequest) -> Iterator[Remedy]:
         """Find the largest batch that fits, in a few attempts."""
-        batch = _find_batch(request, recording)
+        batch = _find_batch(request, recorded.recording)
         if batch is None or batch.size < 2:
             return
-        figures = {batch.size: measure_again(request, self.rank.rank, recording)}
+        figures = {batch.size: measure_again(request, self.rank.rank, recorded)}
         # If none fits, the smallest one that was tried.
         size = self._search(batch, request, figures, 0, batch.size) or min(figures)
         if size < batch.size:
@@ -247,9 +257,6 @@ class _Trial:
         if result is None or result.status == "failed" or result.steps != self.rank.steps:
             return None
         return result
-
-    def _recording(self, request: RunRequest) -> Recording:
-        return recording_of(request, request.folder / f"rank{self.rank.rank}" / "recording.arrows")[0]
 
     def _remedy(
         self, what: str, how: str, request: RunRequest, result: RankResult, *, grows: bool = False

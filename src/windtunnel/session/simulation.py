@@ -31,6 +31,7 @@ from windtunnel.errors import (
 from windtunnel.frameworks import load
 from windtunnel.isolation.changes import Files
 from windtunnel.isolation.layer import Isolation
+from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json.run import write_report
 from windtunnel.report.results.run import DeviceResult, RankResult, Remedy, RunResult, failed_rank, same_as
@@ -108,86 +109,140 @@ def _simulate(
     watch: Callable[[WorldProgress], None],
     tell: Tell,
 ) -> Simulation:
-    events: Events = Events()
-    is_local = isolation is not None
-    choice: Choice = RankClasses(request.world_size) if request.ranks is None else ChosenRanks(request.ranks)
     with ExitStack() as closing:
-        n_ranks = request.world_size if request.ranks is None else len(request.ranks)
-        # Each rank imports MindSpore itself: its libraries do not survive a fork.
-        fork_server = ForkServer(
-            n_ranks if is_local and request.framework == "torch" else 0, isolation=isolation
-        )
-        closing.callback(fork_server.close)
-        executor: Executor
-        if is_local:
-            executor = LocalExecutor(events, fork_server, on_line)
-        else:
-            ray = load("windtunnel.session.ray_executor", "ray")
-            executor = ray.RayExecutor(
-                request.executor,
-                events,
-                on_line,
-                request.is_network_allowed,
-                request.isolation,
-                "" if request.is_module else request.script,
-            )
-        closing.callback(executor.close)
-        analysts = Analysts(request, events, fork_server)
-        n_jobs = request.n_jobs or executor.n_slots
-        world = World(
-            choice, executor, analysts, events, lambda rank: task_of(request, rank), n_jobs,
-            world_size=request.world_size, stops_with_rank_0=request.ranks is None,
-        )  # fmt: skip
-        watch(world.progress)
-        started = monotonic()
-        outcome = world.run()
-        seconds = monotonic() - started
-        if outcome.is_interrupted and not any(_has_recorded(request, rank) for rank in outcome.findings):
-            raise KeyboardInterrupt  # there is nothing to report
-        findings = _with_remarks(outcome)
-        representative = choice.representatives() if outcome.is_whole else {}
-        reported, representative = _reported(request, findings, representative, outcome)
-        if representative and choice.n_overlooked and 0 in reported:
-            reported[0] = _noted(reported[0], (_OVERLOOKED.format(choice.n_overlooked),))
-        mismatches = () if outcome.is_interrupted else _mismatches(request, reported, representative)
-        is_interrupted = outcome.is_interrupted
-        if request.writes_page or request.level >= 3:
-            # The next stages take long for large ranks: if the run is killed there, it still has a report.
-            with suppress(OSError):
-                early = _run_result(request, reported, representative, mismatches)
-                write_report(request.folder / "report.json", early)
-        try:
-            drawn = analysts.draw(_worth_a_picture(request, reported), n_jobs)
-            tell("collecting every allocation for the page")
-            details = analysts.details(_devices_in_detail(request, reported), n_jobs)
-        except KeyboardInterrupt:
-            drawn, details, is_interrupted = {}, {}, True  # the report matters more than its pictures
-    for rank, notes in drawn.items():
-        reported[rank] = _noted(reported[rank], notes)
-    files, note = _files(request, isolation, executor)
-    if note is not None:
-        first = min(reported)
-        reported[first] = _noted(reported[first], (note,))
+        workers = _start_workers(request, isolation, on_line, closing)
+        found = _run_ranks(request, workers, watch)
+        _write_early_report(request, found)
+        details = _draw_and_detail(request, workers, found, tell)
+    files = _list_files(request, isolation, workers.executor, found)
+    recorded = workers.analysts.recorded()
     advice: tuple[Remedy, ...] = ()
     try:
-        if not is_interrupted:
-            advice = _advice(
-                request, _run_result(request, reported, representative, mismatches), seconds, tell
-            )
+        if not found.is_interrupted:
+            advice = _advice(request, found.result(request), recorded, found.seconds, tell)
     except KeyboardInterrupt:
-        is_interrupted = True
-    if is_interrupted:
-        request = _without_time(request)
-    parts = (reported, representative, mismatches, tell, details, files, advice)
+        found.is_interrupted = True
+    return _finish(
+        request, found, lambda asked: summarise(
+            asked, found.reported, found.representative, found.mismatches, tell, details, files, advice, recorded,
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """What runs and analyses ranks."""
+
+    events: Events
+    executor: Executor
+    analysts: Analysts
+    n_jobs: int
+
+
+@dataclass
+class _Found:
+    """What is known after the ranks have run; the stages after them add notes."""
+
+    reported: dict[int, Finding]
+    representative: dict[int, int]
+    mismatches: tuple[Mismatch, ...]
+    seconds: float
+    is_interrupted: bool
+
+    def note(self, rank: int, notes: tuple[str, ...]) -> None:
+        self.reported[rank] = _noted(self.reported[rank], notes)
+
+    def result(self, request: RunRequest) -> RunResult:
+        return _run_result(request, self.reported, self.representative, self.mismatches)
+
+
+def _start_workers(
+    request: RunRequest, isolation: Isolation | None, on_line: OnLine, closing: ExitStack
+) -> _Workers:
+    """Prepare processes on this machine, or connect to Ray; `closing` ends them."""
+    events: Events = Events()
+    is_local = isolation is not None
+    n_ranks = request.world_size if request.ranks is None else len(request.ranks)
+    # Each rank imports MindSpore itself: its libraries do not survive a fork.
+    fork_server = ForkServer(n_ranks if is_local and request.framework == "torch" else 0, isolation=isolation)
+    closing.callback(fork_server.close)
+    executor: Executor
+    if is_local:
+        executor = LocalExecutor(events, fork_server, on_line)
+    else:
+        ray = load("windtunnel.session.ray_executor", "ray")
+        executor = ray.RayExecutor(
+            request.executor,
+            events,
+            on_line,
+            request.is_network_allowed,
+            request.isolation,
+            "" if request.is_module else request.script,
+        )
+    closing.callback(executor.close)
+    return _Workers(
+        events, executor, Analysts(request, events, fork_server), request.n_jobs or executor.n_slots
+    )
+
+
+def _run_ranks(request: RunRequest, workers: _Workers, watch: Callable[[WorldProgress], None]) -> _Found:
+    """Simulate the ranks and decide which of them the report shows."""
+    choice: Choice = RankClasses(request.world_size) if request.ranks is None else ChosenRanks(request.ranks)
+    world = World(
+        choice, workers.executor, workers.analysts, workers.events, lambda rank: task_of(request, rank), workers.n_jobs,
+        world_size=request.world_size, stops_with_rank_0=request.ranks is None,
+    )  # fmt: skip
+    watch(world.progress)
+    started = monotonic()
+    outcome = world.run()
+    seconds = monotonic() - started
+    if outcome.is_interrupted and not any(_has_recorded(request, rank) for rank in outcome.findings):
+        raise KeyboardInterrupt  # there is nothing to report
+    findings = _with_remarks(outcome)
+    representative = choice.representatives() if outcome.is_whole else {}
+    reported, representative = _reported(request, findings, representative, outcome)
+    if representative and choice.n_overlooked and 0 in reported:
+        reported[0] = _noted(reported[0], (_OVERLOOKED.format(choice.n_overlooked),))
+    mismatches = () if outcome.is_interrupted else _mismatches(request, reported, representative)
+    return _Found(reported, representative, mismatches, seconds, outcome.is_interrupted)
+
+
+def _write_early_report(request: RunRequest, found: _Found) -> None:
+    """Write a report before the stages that take long for large ranks: a run that is killed there still has one."""
+    if request.writes_page or request.level >= 3:
+        with suppress(OSError):
+            write_report(request.folder / "report.json", found.result(request))
+
+
+def _draw_and_detail(
+    request: RunRequest, workers: _Workers, found: _Found, tell: Tell
+) -> dict[int, dict[str, Any]]:
+    """Draw the pictures and return the details for the page; none if interrupted: the report matters more."""
     try:
-        simulation = summarise(request, *parts)
+        drawn = workers.analysts.draw(_worth_a_picture(request, found.reported), workers.n_jobs)
+        tell("collecting every allocation for the page")
+        details = workers.analysts.details(_devices_in_detail(request, found.reported), workers.n_jobs)
+    except KeyboardInterrupt:
+        found.is_interrupted = True
+        return {}
+    for rank, notes in drawn.items():
+        found.note(rank, notes)
+    return details
+
+
+def _finish(
+    request: RunRequest, found: _Found, summarise_as: Callable[[RunRequest], Simulation]
+) -> Simulation:
+    """Summarise; if that is interrupted or fails, the report has at least what needs no timing."""
+    try:
+        simulation = summarise_as(_without_time(request) if found.is_interrupted else request)
     except KeyboardInterrupt:  # report what was found so far
-        is_interrupted = True
-        simulation = summarise(_without_time(request), *parts)
+        found.is_interrupted = True
+        simulation = summarise_as(_without_time(request))
     except WindtunnelError:
-        summarise(_without_time(request), *parts)
+        summarise_as(_without_time(request))
         raise
-    if is_interrupted:
+    if found.is_interrupted:
         return replace(simulation, codes=(*simulation.codes, INTERRUPTED))
     return simulation
 
@@ -201,9 +256,13 @@ def summarise(
     details: Mapping[int, dict[str, Any]] | None = None,
     files: Files | None = None,
     advice: tuple[Remedy, ...] = (),
+    recorded: Mapping[int, RecordedMemory] | None = None,
 ) -> Simulation:
-    """Combine the ranks, time them at level 3, and write report.json and the page, even if ranks failed."""
-    findings, time, trace = _timed(request, findings, representative, mismatches, tell)
+    """Combine the ranks, time them at level 3, and write report.json and the page, even if ranks failed.
+
+    `recorded` has the recordings that this process has read already.
+    """
+    findings, time, trace = _timed(request, findings, representative, mismatches, recorded or {}, tell)
     result = _run_result(request, findings, representative, mismatches, time)
     result = replace(result, files=files, advice=advice)
     codes = [finding.code for finding in findings.values()]
@@ -236,21 +295,21 @@ def isolation_of(request: RunRequest) -> Isolation:
     return Isolation(real, request.is_network_allowed, request.isolation)
 
 
-def _files(
-    request: RunRequest, isolation: Isolation | None, executor: Executor
-) -> tuple[Files | None, str | None]:
-    """Return the files the script would have written, and a note about --keep-files; copies them if it is given."""
+def _list_files(
+    request: RunRequest, isolation: Isolation | None, executor: Executor, found: _Found
+) -> Files | None:
+    """Return the files the script would have written; --keep-files copies them, and a note says how that went."""
     files = executor.files()
     if request.keep_files is None or isolation is None:
-        return files, None
+        return files
     try:
         n_kept = isolation.keep(request.keep_files, Path.cwd())
+        note = f"{n_kept} files written by the script are in {request.keep_files}"
     except OSError as error:
-        return (
-            files,
-            f"the files the script wrote could not be copied to {request.keep_files}: {error.strerror or error}",
-        )
-    return files, f"{n_kept} files written by the script are in {request.keep_files}"
+        reason = error.strerror or error
+        note = f"the files the script wrote could not be copied to {request.keep_files}: {reason}"
+    found.note(min(found.reported), (note,))
+    return files
 
 
 def simulate_rank_quietly(request: RunRequest, rank: int) -> RankResult | None:
@@ -261,7 +320,13 @@ def simulate_rank_quietly(request: RunRequest, rank: int) -> RankResult | None:
     return next((each for each in simulation.result.ranks if each.rank == rank), None)
 
 
-def _advice(request: RunRequest, result: RunResult, seconds: float, tell: Tell) -> tuple[Remedy, ...]:
+def _advice(
+    request: RunRequest,
+    result: RunResult,
+    recorded: Mapping[int, RecordedMemory],
+    seconds: float,
+    tell: Tell,
+) -> tuple[Remedy, ...]:
     """Simulate remedies for the tightest rank: if requested, or if it does not fit and the run was short."""
     rank = result.tightest
     is_wanted = request.is_advising
@@ -272,7 +337,8 @@ def _advice(request: RunRequest, result: RunResult, seconds: float, tell: Tell) 
     if not is_wanted or not can_be_tried or has_failed or rank is None or not rank.peak_bytes:
         return ()
 
-    return find_remedies(request, rank, partial(simulate_rank_quietly, rank=rank.rank), tell)
+    run = partial(simulate_rank_quietly, rank=rank.rank)
+    return find_remedies(request, rank, run, tell, recorded.get(rank.rank))
 
 
 def _run_result(
@@ -303,6 +369,7 @@ def _timed(
     findings: Mapping[int, Finding],
     representative: Mapping[int, int],
     mismatches: tuple[Mismatch, ...],
+    recorded: Mapping[int, RecordedMemory],
     tell: Tell,
 ) -> tuple[Mapping[int, Finding], TimeResult | None, dict[str, Any] | None]:
     """Add the times of level 3; with mismatched collectives, ranks would wait forever, so there are none."""
@@ -312,7 +379,8 @@ def _timed(
     from windtunnel.session.time_stage import time_run
 
     results = {rank: finding.result for rank, finding in findings.items()}
-    timed = time_run(request, results, representative, tell)
+    recordings = {rank: each.recording for rank, each in recorded.items()}
+    timed = time_run(request, results, representative, tell, recordings)
     if timed is None:
         return findings, None, None
     changed = {

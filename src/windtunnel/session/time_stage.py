@@ -62,9 +62,13 @@ def time_run(
     results: Mapping[int, RankResult],
     representative: Mapping[int, int],
     tell: Callable[[str], None] = lambda text: None,
+    at_hand: Mapping[int, Recording] | None = None,
 ) -> Timed | None:
-    """Time the ranks that finished; None if there are none, or if they ran nothing on a device."""
-    recordings = _recordings(request, results)
+    """Time the ranks that finished; None if there are none, or if they ran nothing on a device.
+
+    Recordings that are not `at_hand` are read.
+    """
+    recordings = _recordings(request, results, at_hand or {})
     if not recordings:
         return None
     source = cost_source(request, recordings.values(), tell)
@@ -99,9 +103,16 @@ def time_run(
     return Timed(result, timed, step_us, traces.page)
 
 
-def _recordings(request: RunRequest, results: Mapping[int, RankResult]) -> dict[int, Recording]:
-    wanted = [rank for rank, result in results.items() if result.status in ("ok", "oom")]
-    return {rank: recording_of(request, task_of(request, rank).recording_path)[0] for rank in sorted(wanted)}
+def _recordings(
+    request: RunRequest, results: Mapping[int, RankResult], at_hand: Mapping[int, Recording]
+) -> dict[int, Recording]:
+    wanted = sorted(rank for rank, result in results.items() if result.status in ("ok", "oom"))
+    return {
+        rank: at_hand[rank]
+        if rank in at_hand
+        else recording_of(request, task_of(request, rank).recording_path)[0]
+        for rank in wanted
+    }
 
 
 def _prepare(

@@ -1,6 +1,5 @@
 from tests.capture.mindspore.tracker_output import spec
-from windtunnel.capture.mindspore.errors import ErrorLines
-from windtunnel.capture.mindspore.facts import PrintedFacts
+from windtunnel.capture.mindspore.rank_log import ErrorLines, PrintedFacts
 from windtunnel.capture.mindspore.tracker.words import collective_of, is_kernel, requested_bytes
 
 PARALLEL = (

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 import torch._dynamo  # what optimizers import late: once here instead of in every child
 
+from tests.memory.recorded import memory_of
 from windtunnel.capture.pytorch.rank import run_rank
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Event, Free, Kind, Op, Recording
 from windtunnel.memory import Allocator
-from windtunnel.memory.analysis import RankMemory, analyse_memory
+from windtunnel.memory.analysis import RankMemory
 from windtunnel.memory.live import LiveMemory
 
 __all__ = ["Simulated", "run_plainly", "simulate"]
@@ -69,7 +70,7 @@ class Simulated:
 
     @property
     def memory(self) -> RankMemory:
-        return analyse_memory(self.recording, lambda limit: Allocator.from_spec(self.allocator), None)
+        return memory_of(self.recording, lambda limit: Allocator.from_spec(self.allocator), None)
 
     @property
     def peak_bytes(self) -> int:

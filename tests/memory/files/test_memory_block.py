@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.memory.allocators.rounding_allocator import RoundingAllocator
 from tests.memory.mindspore_graph.graph_files import DATA
+from tests.memory.recorded import unplayed
 from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
@@ -36,7 +37,7 @@ ROW_2_7 = f"8,35,0x7f,0,{POOL},4194816,19,a.cc,7,PyNativeOutput,4,PyNative,Dense
 
 def _written(tmp_path, recording):
     path = tmp_path / "memory_block.csv"
-    write_memory_block(path, recording, RoundingAllocator())
+    write_memory_block(path, unplayed(recording), RoundingAllocator())
     header, *lines = path.read_text().splitlines()
     assert header == HEADER_2_10
     return [dict(zip(COLUMNS, line.split(","), strict=False)) for line in lines]
@@ -84,7 +85,7 @@ def test_ticks_count_operators_allocations_and_frees(tmp_path):
 @pytest.mark.parametrize("name", ["cuda", "npu", "mindspore"])
 def test_a_file_of_ours_replays_to_the_peaks_it_was_written_with(tmp_path, name):
     recording, path = record_training(tmp_path / "r.arrows"), tmp_path / "memory_block.csv"
-    write_memory_block(path, recording, Allocator.named(name))
+    write_memory_block(path, unplayed(recording), Allocator.named(name))
     tape, allocator = read_memory_block(path), Allocator.named(name)
     play(tape, allocator)
     assert allocator.peak_allocated_bytes == tape.recorded_peak_bytes
@@ -179,7 +180,7 @@ def test_what_is_written_is_read_back_as_the_same_requests(tmp_path_factory, siz
     record_events(directory / "r.arrows", events)
     recording = read_recording(directory / "r.arrows")
     path = directory / f"memory_block.{suffix}"
-    write_memory_block(path, recording, RoundingAllocator())
+    write_memory_block(path, unplayed(recording), RoundingAllocator())
     wanted, found = tape_of(recording), read_memory_block(path)
     assert found.kind.tolist() == wanted.kind.tolist()
     assert found.n_bytes.tolist() == wanted.n_bytes.tolist()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.memory.recorded import unplayed
 from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
@@ -26,7 +27,7 @@ MIB = 1 << 20
 def _write(tmp_path, events):
     record_events(tmp_path / "r.arrows", events)
     path = tmp_path / "snapshot.pickle"
-    write_snapshot(path, read_recording(tmp_path / "r.arrows"), Allocator.named("cuda"))
+    write_snapshot(path, unplayed(read_recording(tmp_path / "r.arrows")), Allocator.named("cuda"))
     return path
 
 
@@ -74,7 +75,7 @@ def test_a_free_waits_for_a_side_stream_until_the_next_allocation(tmp_path):
 def test_torchs_own_viewer_reads_it(tmp_path):
     viz = pytest.importorskip("torch.cuda._memory_viz")
     path = tmp_path / "snapshot.pickle"
-    write_snapshot(path, record_training(tmp_path / "r.arrows"), Allocator.named("cuda"))
+    write_snapshot(path, unplayed(record_training(tmp_path / "r.arrows")), Allocator.named("cuda"))
     snapshot = pickle.loads(path.read_bytes())
     assert "total_reserved: 2.0MiB" in viz.segsum(snapshot)
     assert "b = a[0:8.0KiB]" in viz.trace(snapshot)  # the first weight, at the start of the first segment
@@ -85,7 +86,7 @@ def test_torchs_own_viewer_reads_it(tmp_path):
 
 def test_frames_name_the_operator_in_its_module_then_the_python_stack(tmp_path):
     path = tmp_path / "snapshot.pickle"
-    write_snapshot(path, record_training(tmp_path / "r.arrows"), Allocator.named("cuda"))
+    write_snapshot(path, unplayed(record_training(tmp_path / "r.arrows")), Allocator.named("cuda"))
     entries = pickle.loads(path.read_bytes())["device_traces"][0]
     linear = next(e for e in entries if e["frames"] and e["frames"][0]["name"] == "aten.linear")
     assert [(f["filename"], f["line"], f["name"]) for f in linear["frames"]] == [

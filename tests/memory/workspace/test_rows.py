@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.memory.recorded import memory_of, unplayed
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
@@ -29,7 +30,6 @@ from windtunnel.events.model import (
     TensorSpec,
 )
 from windtunnel.memory import Allocator
-from windtunnel.memory.analysis import analyse_memory
 from windtunnel.memory.files.memory_block import read_memory_block, write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
 from windtunnel.memory.lifetime import ALIVE, lifetimes_of
@@ -219,7 +219,7 @@ def run(tmp_path, table):
 
 
 def test_the_peak_and_who_holds_it(run):
-    memory = analyse_memory(run, lambda n: Allocator.named("cuda", device_bytes=n))
+    memory = memory_of(run, lambda n: Allocator.named("cuda", device_bytes=n))
     # two handles, the engine's, two results of 4,096; the sort's scratch is gone by then
     assert memory.peak_bytes == 2 * 1024 + 512 + 2 * 4096
     assert memory.at_peak.workspace == 2 * 1024 + 512
@@ -237,14 +237,14 @@ def test_lifetimes_name_the_operator(run):
 
 def test_rows_of_memory_block_and_snapshot(tmp_path, run):
     path = tmp_path / "memory_block.csv"
-    write_memory_block(path, run, Allocator.named("mindspore"))
+    write_memory_block(path, unplayed(run), Allocator.named("mindspore"))
     with path.open() as file:
         rows = [row for row in csv.DictReader(file) if row["type"] == "WorkSpace"]
     assert [row["node_name"] for row in rows] == ["aten.sort"] * 2 + ["aten.mm"] * 3
     assert [row["task_name"] for row in rows] == ["layer"] * 4 + [""]
     assert rows[0]["python_stack"] == "File:train.py;Line:3;Function:main|"
     assert len(read_memory_block(path)) == len(tape_of(run))
-    write_snapshot(tmp_path / "snapshot.pickle", run, Allocator.named("cuda"))
+    write_snapshot(tmp_path / "snapshot.pickle", unplayed(run), Allocator.named("cuda"))
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
 
 

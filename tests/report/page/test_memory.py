@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tests.memory.allocators.rounding_allocator import RoundingAllocator
+from tests.memory.recorded import detail_of, memory_of
 from tests.memory.training_run import record_training
 from tests.report.browser import complaints, open_browser
 from tests.report.runs import FITTING, run_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Frame, Free, Op, Phase, Role, Signature, Step, TensorSpec
-from windtunnel.memory.analysis import Moment, OutOfMemory, analyse_memory
+from windtunnel.memory.analysis import Moment, OutOfMemory
 from windtunnel.memory.attribution import ROLE_NAMES, ROLES
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes
@@ -58,8 +58,8 @@ def evil_recording(path):
 
 
 def page_of(recording, path, most=1000, is_detailed=True, others=(), **changes):
-    memory = analyse_memory(recording, RoundingAllocator)
-    detail = rank_detail(recording, RoundingAllocator, 0, most)
+    memory = memory_of(recording, RoundingAllocator)
+    detail = detail_of(recording, RoundingAllocator, 0, most)
     rank = replace(
         FITTING,
         steps=memory.n_steps,

@@ -7,14 +7,13 @@ from functools import partial
 
 import pytest
 
+from tests.memory.recorded import detail_of, memory_of
 from tests.report.browser import complaints, n_colours, pixels
 from tests.report.runs import FITTING, run_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Frame, Free, Mark, Op, Phase, Role, Signature, Step, TensorSpec
 from windtunnel.memory.allocator_map import STATES
 from windtunnel.memory.allocators.contract import Allocator
-from windtunnel.memory.analysis import analyse_memory
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes
@@ -68,7 +67,7 @@ def _rank(found):
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     recording = _recording(tmp_path_factory.mktemp("run") / "r.arrows")
-    return recording, analyse_memory(recording, _allocator)
+    return recording, memory_of(recording, _allocator)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +75,8 @@ def pages(memory, tmp_path_factory):
     recording, found = memory
     rank = _rank(found)
     folder = tmp_path_factory.mktemp("peak")
-    details = {0: detail_document(rank_detail(recording, _allocator))}
-    thin = {0: detail_document(rank_detail(recording, _allocator, most_allocations=1))}
+    details = {0: detail_document(detail_of(recording, _allocator))}
+    thin = {0: detail_document(detail_of(recording, _allocator, most_allocations=1))}
     two = run_of(rank, replace(rank, rank=1))
     for name, run, told in (
         ("whole", run_of(rank), details),
@@ -251,7 +250,7 @@ def test_the_largest_tensors_open_their_stacks(show):
 
 def test_another_moment_can_be_looked_at(show, browser, memory):
     view = show()
-    detail = rank_detail(memory[0], _allocator)
+    detail = detail_of(memory[0], _allocator)
     row = int(detail.born[2])
     browser.execute_async_script(
         "windtunnel.page.choose({at: arguments[0]}); setTimeout(arguments[1], 50)", row
@@ -312,7 +311,7 @@ def test_blocks_and_holes_are_named_by_pointer_and_keys(show, browser, memory):
     for _ in range(24):
         _press(browser, Keys.ARROW_RIGHT)
         said.append(view.find_element("css selector", ".allocator-said strong").text)
-    columns = rank_detail(memory[0], _allocator).maps[0].columns
+    columns = detail_of(memory[0], _allocator).maps[0].columns
     holes = columns.block_bytes[columns.block_state == STATES.index("inactive")].tolist()
     assert said[0] == "net.layers.0.mlp.weight"
     assert f"{EVIL} in {EVIL}" in said
@@ -323,8 +322,8 @@ def test_blocks_and_holes_are_named_by_pointer_and_keys(show, browser, memory):
 @pytest.mark.parametrize("spec", ["cuda-expandable", "mindspore", "npu"])
 def test_other_allocators_are_drawn_as_they_count(show, pages, memory, spec):
     make = partial(_allocator, spec=spec)
-    found = analyse_memory(memory[0], make)
-    detail = rank_detail(memory[0], make)
+    found = memory_of(memory[0], make)
+    detail = detail_of(memory[0], make)
     document = run_document(run_of(_rank(found)), spec, {0: detail_document(detail)})
     (pages / f"{spec}.html").write_bytes(page_bytes("run", document))
     view, columns = show(spec, "allocator"), detail.maps[0].columns

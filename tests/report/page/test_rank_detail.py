@@ -7,11 +7,11 @@ import time
 import numpy as np
 import orjson
 
+from tests.memory.recorded import detail_of
 from tests.memory.training_run import KIB, record_training
 from tests.report.page.test_columns import read
 from windtunnel.events.model import Recording
 from windtunnel.memory.allocators.contract import Allocator
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.report.page.rank_detail import detail_document
 
 
@@ -20,7 +20,7 @@ def cuda(device_bytes):
 
 
 def test_every_column_of_the_detail_is_in_the_document(tmp_path):
-    detail = rank_detail(record_training(tmp_path / "r.arrows"), cuda)
+    detail = detail_of(record_training(tmp_path / "r.arrows"), cuda)
     document = detail_document(detail)
     allocations = {name: read(column) for name, column in document["allocations"].items()}
     assert allocations["born"].tolist() == detail.born.tolist()
@@ -43,7 +43,7 @@ def test_every_column_of_the_detail_is_in_the_document(tmp_path):
 
 
 def test_a_map_counts_addresses_from_its_lowest(tmp_path):
-    detail = rank_detail(record_training(tmp_path / "r.arrows"), cuda)
+    detail = detail_of(record_training(tmp_path / "r.arrows"), cuda)
     (found,) = detail_document(detail)["maps"]
     assert found["base"] == hex(int(detail.maps[0].columns.address.min()))
     assert read(found["segments"]["address"])[0] == 0
@@ -52,7 +52,7 @@ def test_a_map_counts_addresses_from_its_lowest(tmp_path):
 
 
 def test_thinned_details_say_so_and_carry_the_rest(tmp_path):
-    document = detail_document(rank_detail(record_training(tmp_path / "r.arrows"), cuda, most_allocations=4))
+    document = detail_document(detail_of(record_training(tmp_path / "r.arrows"), cuda, most_allocations=4))
     assert len(document["rest"]["bytes"]) == len(document["roles"])
     assert [sentence.split(":")[0] for sentence in document["left_out"]] == [
         "10 of 14 allocations are counted but not listed",
@@ -77,7 +77,7 @@ def test_many_steps_take_seconds_and_little_room(tmp_path):
     )
     recording = Recording(step.header, step.names, step.signatures, step.frames, columns, outputs, outputs)
     start = time.process_time()
-    document = detail_document(rank_detail(recording, cuda))
+    document = detail_document(detail_of(recording, cuda))
     assert time.process_time() - start < 15  # two or three where nothing else runs
     assert document["allocations"]["born"]["n"] == 14 * n
     assert len(orjson.dumps(document)) < 1_000_000

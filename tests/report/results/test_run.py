@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.memory.allocators.rounding_allocator import RoundingAllocator
+from tests.memory.recorded import memory_of
 from tests.memory.training_run import KIB, record_training
 from tests.report.runs import FITTING, LARGE, run_of
-from windtunnel.memory.analysis import analyse_memory
 from windtunnel.report.results.run import build_times, failed_rank, rank_result, same_as
 
 
 def test_a_rank_takes_its_numbers_from_its_memory(tmp_path):
-    memory = analyse_memory(record_training(tmp_path / "r.arrows"), RoundingAllocator, usable_bytes=1 << 20)
+    memory = memory_of(record_training(tmp_path / "r.arrows"), RoundingAllocator, usable_bytes=1 << 20)
     rank = rank_result(3, memory, device_memory_bytes=2 << 20)
     assert (rank.rank, rank.status, rank.steps, rank.fits) == (3, "ok", 2, True)
     assert (rank.peak_bytes, rank.peak_with_fragments_bytes) == (88 * KIB, 88 * KIB)
@@ -20,14 +20,14 @@ def test_a_rank_takes_its_numbers_from_its_memory(tmp_path):
 
 
 def test_a_rank_that_does_not_fit_is_oom(tmp_path):
-    memory = analyse_memory(record_training(tmp_path / "r.arrows"), RoundingAllocator, usable_bytes=80 * KIB)
+    memory = memory_of(record_training(tmp_path / "r.arrows"), RoundingAllocator, usable_bytes=80 * KIB)
     rank = rank_result(0, memory, device_memory_bytes=100 * KIB)
     assert (rank.status, rank.fits) == ("oom", False)
 
 
 def test_a_killed_recording_leaves_a_note(tmp_path):
     recording = record_training(tmp_path / "r.arrows", is_killed=True)
-    assert rank_result(0, analyse_memory(recording, RoundingAllocator), 0).notes
+    assert rank_result(0, memory_of(recording, RoundingAllocator), 0).notes
 
 
 def test_build_times_are_added_up_by_module_longest_first(tmp_path):

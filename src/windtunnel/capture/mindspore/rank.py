@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.mindspore.cann.stubs import stubs_for, version_of
-from windtunnel.capture.mindspore.errors import ErrorLines
-from windtunnel.capture.mindspore.facts import PrintedFacts
+from windtunnel.capture.mindspore.rank_log import ErrorLines, PrintedFacts
 from windtunnel.capture.mindspore.tracker.marks import Mark, read_marks
 from windtunnel.capture.mindspore.tracker.model_names import ModelNames
 from windtunnel.capture.mindspore.tracker.program import find_tracked

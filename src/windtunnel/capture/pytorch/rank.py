@@ -24,6 +24,7 @@ import torch
 from windtunnel import torch_compatibility
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
+from windtunnel.capture.memory_counters import MakeCounters, MemoryCounters
 from windtunnel.capture.pytorch import processes, saved_tensors, spawn, torch_compile, what_if
 from windtunnel.capture.pytorch.kernels import (
     attention,
@@ -66,18 +67,22 @@ _ONLY_IN_A_DRY_RUN = (
     "/torch/_meta_registrations.py",
     "/torch/_ops.py",
 )
-CountersFactory = Callable[[RecordingWriter, Path], cuda.MemoryCounters]
 
 
-def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[], Any] | None = None,
-             on_step: Callable[[int], None] | None = None, messages: RankMessages | None = None) -> dict[str, Any]:  # fmt: skip
-    """Run the task until it ends, however it ends; the recording is closed and readable afterwards."""
+def run_rank(task: RankTask, make_counters: MakeCounters, program: Callable[[], Any] | None = None,
+             on_step: Callable[[int], None] | None = None,
+             messages: RankMessages | None = None) -> tuple[dict[str, Any], str | None]:  # fmt: skip
+    """Run the task until it ends, however it ends; the recording is closed and readable afterwards.
+
+    Returns how it ended, and why the recording could not be written, if so.
+    """
     _set_environment(task)
     header = {"framework": "torch", "torch": torch.__version__, "script": task.script, "arguments": list(task.arguments),
               "is_module": task.is_module, "rank": task.rank,
               "world_size": task.world_size, "device": task.device.id, "level": task.level, "allocator": task.allocator,
               "allocator_conf": task.allocator_conf}  # fmt: skip
     writer = RecordingWriter(task.recording_path, header)
+    _flush_on_sudden_exit(writer)
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
     recorder.is_host = task.device.kind == "cpu"
     recorder.on_step = _step_counter(task.max_steps, on_step)
@@ -93,7 +98,19 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     with held():  # an interrupt that comes now waits until the recording is closed
         _close(task, writer, recorder, outcome, has_matched, batches, arguments if program is None else None)
-    return outcome
+    return outcome, writer.failure
+
+
+def _flush_on_sudden_exit(writer: RecordingWriter) -> None:
+    """Flush the recording when the script calls os._exit, which runs no cleanup."""
+    leave, process = os._exit, os.getpid()
+
+    def _exit(status: int) -> None:
+        if os.getpid() == process:
+            writer.flush()
+        leave(status)
+
+    os._exit = _exit  # type: ignore[assignment]  # typeshed says NoReturn, which a wrapper cannot promise
 
 
 def _close(
@@ -128,7 +145,7 @@ def _close(
 
 
 def install(
-    task: RankTask, recorder: Recorder, counters: cuda.MemoryCounters, messages: RankMessages | None = None
+    task: RankTask, recorder: Recorder, counters: MemoryCounters, messages: RankMessages | None = None
 ) -> None:
     """Replace every device interface of torch in this process."""
     device = task.device

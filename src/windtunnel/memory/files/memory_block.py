@@ -23,8 +23,8 @@ from windtunnel.events.model import Kind, Recording, Role
 from windtunnel.foreign_files import open_file
 from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.attribution import short_op
-from windtunnel.memory.lifetime import lifetimes_of
-from windtunnel.memory.tape import AllocationTape, Request, TapeKind, make_tape, play, tape_of
+from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.memory.tape import AllocationTape, Request, TapeKind, make_tape, play
 
 __all__ = ["COLUMNS", "read_memory_block", "read_names", "write_memory_block"]
 
@@ -61,15 +61,14 @@ _TYPES = {
 }
 
 
-def write_memory_block(path: Path, recording: Recording, allocator: Allocator, device: int = 0) -> None:
+def write_memory_block(path: Path, recorded: RecordedMemory, allocator: Allocator, device: int = 0) -> None:
     """Replay one device of a recording through a fresh allocator and write a row for each allocation."""
-    tape = tape_of(recording, device)
+    recording, lives, tape = recorded.recording, recorded.lives, recorded.tape(device)
     placed = _Placer(allocator)
     play(tape, allocator, placed)
     persistent = set(tape.id[tape.persistent].tolist())
     ticks = _ticks(recording)
     pool = _MINDSPORE_POOL if allocator.name == "mindspore" else _OWN_POOL + allocator.name
-    lives = lifetimes_of(recording)
     life_at = dict(zip(lives.birth.tolist(), range(len(lives)), strict=True))
     with _create(path) as file:
         file.write(",".join(COLUMNS) + ",\n")

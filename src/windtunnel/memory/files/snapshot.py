@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from windtunnel.errors import CorruptFile
-from windtunnel.events.model import Frame, Recording, Role
+from windtunnel.events.model import Frame, Role
 from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
 from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.allocators.records import Segment, SegmentEvent
 from windtunnel.memory.attribution import ROLE_NAMES, short_op
 from windtunnel.memory.files.snapshot_trace import tape_of_trace
-from windtunnel.memory.lifetime import Lifetimes, lifetimes_of
-from windtunnel.memory.tape import AllocationTape, TapeKind, play, tape_of
+from windtunnel.memory.lifetime import Lifetimes
+from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.memory.tape import AllocationTape, TapeKind, play
 
 __all__ = ["load_snapshot", "read_snapshot", "tape_of_snapshot", "write_snapshot"]
 
@@ -30,15 +31,15 @@ _PROTOCOL = 4  # what torch itself writes
 _HINT = "write one with torch.cuda.memory._dump_snapshot"
 
 
-def write_snapshot(path: Path, recording: Recording, allocator: Allocator, device: int = 0) -> None:
+def write_snapshot(path: Path, recorded: RecordedMemory, allocator: Allocator, device: int = 0) -> None:
     """Replay one device of a recording through a fresh, unlimited allocator; write the trace as torch would.
 
     A recording has no clock: `time_us` counts its events. The innermost frame of each entry is ours and names
     the operator and its module path. Models of allocators other than torch's do not record when they call the
     device, so their traces have no segment entries.
     """
-    tape = tape_of(recording, device)
-    writer = _TraceWriter(recording, allocator, tape)
+    tape = recorded.tape(device)
+    writer = _TraceWriter(recorded, allocator, tape)
     play(tape, allocator, writer)
     traces: list[list[Any]] = [[] for _ in range(device + 1)]
     traces[device] = writer.entries
@@ -98,11 +99,11 @@ def load_snapshot(path: Path) -> dict[str, Any]:
 class _TraceWriter:
     """Writes down the trace torch's allocator would have kept."""
 
-    def __init__(self, recording: Recording, allocator: Allocator, tape: AllocationTape) -> None:
-        self.recording = recording
+    def __init__(self, recorded: RecordedMemory, allocator: Allocator, tape: AllocationTape) -> None:
+        self.recording = recorded.recording
         self.allocator = allocator
         self.entries: list[dict[str, Any]] = []
-        lives = lifetimes_of(recording)
+        lives = recorded.lives
         self.lives: Lifetimes = lives
         self.life_at = dict(zip(lives.birth.tolist(), range(len(lives)), strict=True))
         self.placed: dict[int, dict[str, Any]] = {}

@@ -19,17 +19,12 @@ import numpy as np
 
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
+from windtunnel.cluster.step_time import RankTime
 from windtunnel.errors import CorruptFile
 from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.isolation.changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
-from windtunnel.report.json.time import (
-    rank_time_document,
-    rank_time_of_document,
-    time_document,
-    time_of_document,
-)
 from windtunnel.report.rank_spans import rank_spans, ranks_in
 from windtunnel.report.record_types import check_record
 from windtunnel.report.results.run import (
@@ -41,12 +36,14 @@ from windtunnel.report.results.run import (
     UnknownValue,
     same_as,
 )
+from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.whole_file import whole_file
 
 __all__ = ["LISTED_IN_FULL", "rank_document", "read_report", "report_text", "run_fields", "write_report"]
 
 _MOST_BYTES = 1 << 30  # ten times the report of a million ranks
 _MOST_RANKS = 10_000_000  # ten times the largest existing machine
+_MODULES_WITH_TIMES = 400  # of a rank: the longest
 LISTED_IN_FULL = 1024  # ranks; of a larger job only those that were simulated
 _ROW_OF_NUMBERS = re.compile(r"\[\s+(-?\d+(?:,\s+-?\d+)*)\s+\]")
 
@@ -86,7 +83,7 @@ def run_fields(result: RunResult) -> dict[str, Any]:
         "allocator": result.allocator,
         "ranks": [],
         "mismatches": [asdict(mismatch) for mismatch in result.mismatches],
-        "time": time_document(result.time),
+        "time": _time_document(result.time),
         "mesh": [asdict(axis) for axis in result.mesh],
         "files": None if result.files is None else asdict(result.files),
         "verdict": result.verdict,
@@ -123,7 +120,7 @@ def read_report(path: Path) -> RunResult:
             mismatches=tuple(
                 Mismatch(tuple(found["ranks"]), found["sentence"]) for found in document.get("mismatches", ())
             ),
-            time=time_of_document(document.get("time")),
+            time=_time_of_document(document.get("time")),
             mesh=tuple(
                 MeshAxis(axis["name"], axis["size"], axis["stride"]) for axis in document.get("mesh", ())
             ),
@@ -240,7 +237,7 @@ def rank_document(rank: RankResult) -> dict[str, Any]:
     document["largest_at_peak"] = [_bytes_named(asdict(tensors)) for tensors in rank.largest_at_peak]
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
     document["notes"] = list(rank.notes)
-    document["time"] = rank_time_document(rank.time)
+    document["time"] = _rank_time_document(rank.time)
     return document
 
 
@@ -267,7 +264,7 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     known["largest_at_peak"] = tuple(_tensors_of(entry) for entry in document.get("largest_at_peak", ()))
     known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
     known["notes"] = tuple(document.get("notes", ()))
-    known["time"] = rank_time_of_document(document.get("time"))
+    known["time"] = _rank_time_of_document(document.get("time"))
     return RankResult(**known)
 
 
@@ -312,3 +309,50 @@ def _timeline_of(document: dict[str, Any]) -> Timeline:
         reserved_bytes=np.array(reserved, np.int64),
         role_bytes=by_role,
     )
+
+
+# -- times (level 3) --------------------------------------------------------------------------------------
+
+
+def _time_document(time: TimeResult | None) -> dict[str, Any] | None:
+    if time is None:
+        return None
+    return asdict(time) | {
+        "model_flops_utilisation": time.model_flops_utilisation,
+        "hardware_flops_utilisation": time.hardware_flops_utilisation,
+    }
+
+
+def _time_of_document(document: dict[str, Any] | None) -> TimeResult | None:
+    if document is None:
+        return None
+    known = _known(TimeResult, document)
+    for name in ("all_steps_seconds", "notes"):
+        known[name] = tuple(known.get(name, ()))
+    return TimeResult(**known)
+
+
+def _rank_time_document(time: RankTimeResult | None) -> dict[str, Any] | None:
+    if time is None:
+        return None
+    document = asdict(time)
+    modules = document["profile"]["by_module"]
+    document["profile"]["by_module"] = dict(list(modules.items())[:_MODULES_WITH_TIMES])
+    return document
+
+
+def _rank_time_of_document(document: dict[str, Any] | None) -> RankTimeResult | None:
+    if document is None:
+        return None
+    from windtunnel.timing.step_profile import OperatorTime, StepProfile  # late: only level 3 has a profile
+
+    profile = _known(StepProfile, document["profile"])
+    profile["operators"] = tuple(OperatorTime(**_known(OperatorTime, op)) for op in profile["operators"])
+    known = _known(RankTimeResult, document)
+    known |= {"time": RankTime(**_known(RankTime, document["time"])), "profile": StepProfile(**profile)}
+    return RankTimeResult(**known)
+
+
+def _known(record: Any, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that this version knows; those of later versions are ignored."""
+    return {f.name: document[f.name] for f in fields(record) if f.name in document}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
+from windtunnel.capture.memory_counters import MemoryCounters
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.surface import streams
 from windtunnel.capture.pytorch.surface.data_parallel import install_data_parallel
@@ -20,16 +21,7 @@ from windtunnel.capture.pytorch.tensors.storage import World, world
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Kind
 
-__all__ = ["MemoryCounters", "install_device_module"]
-
-
-class MemoryCounters(Protocol):
-    """What the program may ask about memory; implemented by an allocator model outside this package."""
-
-    def read(self, device: int) -> dict[str, int]:
-        """Bytes now and at most: allocated, reserved, peak_allocated, peak_reserved."""
-
-    def reset_peak(self, device: int) -> None: ...
+__all__ = ["install_device_module"]
 
 
 class _Properties:

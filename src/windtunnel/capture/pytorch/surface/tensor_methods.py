@@ -1,5 +1,6 @@
 """Replace the methods of a tensor that depend on its device or leave it: `.to()`, `.device`, `.numpy()`, printing.
 
+tensor.to(device)             ──> a copy there; its gradient moves back
 tensor.device                 ──> the device the program named
 tensor.numpy(), print(tensor) ──> known values, or documented defaults that are reported
 """
@@ -13,13 +14,13 @@ import numpy as np
 import torch
 
 from windtunnel.capture.pytorch.kernels.device_argument import (
+    allocating_on,
     is_simulated_device,
     plain_device,
     resolve_device,
 )
 from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.kernels.value_dependent import unknown_value
-from windtunnel.capture.pytorch.surface.moves import move
 from windtunnel.capture.pytorch.surface.saving import move_storage
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
@@ -112,7 +113,7 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             f"the script moves a tensor to {wanted}, but the simulated device is {world.default_device}"
             f" (choose a {wanted.type} device with --device)"
         )
-    return move(self, wanted, *args, **kwargs)
+    return _move_to(self, wanted, *args, **kwargs)
 
 
 def _mover(device_type: str) -> Callable[..., Tensor]:
@@ -268,3 +269,39 @@ def _deep_twin(self: Tensor, memo: dict[int, Any]) -> Tensor:
 
 def _unless_simulated(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda self: original(self) if sim_of(self) is None else self
+
+
+# -- moving between devices under autograd ------------------------------------------------------------------
+# Inside torch every simulated device is the same backend, so torch's own backward of `.to()` would leave a gradient
+# on its device. This one moves it to the device of its tensor.
+
+
+def _move_to(source: Tensor, device: torch.device, *args: Any, **kwargs: Any) -> Tensor:
+    """`source.to(device, ...)` for a device `source` is not on."""
+    if source.requires_grad and torch.is_grad_enabled():
+        return _Move.apply(source, device, args, kwargs)
+    return _copy_to(source, device, args, kwargs)
+
+
+def _copy_to(source: Tensor, device: torch.device, args: Any, kwargs: Any) -> Tensor:
+    if sim_of(source) is not None:
+        kwargs = {**kwargs, "copy": True}  # inside torch both are one backend: without this it would not copy
+    with allocating_on(device):
+        return _plain_to(source, store.SIM, *args, **kwargs)
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, device: torch.device, args: Any, kwargs: Any) -> Tensor:
+        sim = sim_of(source)
+        ctx.device = sim.device if sim is not None else None
+        ctx.dtype = source.dtype
+        return _copy_to(source, device, args, kwargs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        if ctx.device is not None:
+            return gradient.to(ctx.device, ctx.dtype), None, None, None
+        # a real host tensor needs a real gradient, but its values were never computed
+        world.recorder.note_unknown("the gradient of a host tensor", 1)
+        return torch.ones(gradient.shape, dtype=ctx.dtype), None, None, None
