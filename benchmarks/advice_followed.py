@@ -5,7 +5,7 @@
         └──> windtunnel remat --advise ──> the recommended strategy ──> the script with it, or that threshold alone
 
 `python -m benchmarks.advice_followed [CASE ...]`; it exits with 1 if something that was said to fit does not, or a figure
-is more than 2 % off (15 % if it was given as "about").
+is more than 2 % off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ __all__ = ["CASES", "Case", "Followed", "follow", "main"]
 
 SCRIPT = Path(__file__).parent / "advice_programs" / "train.py"
 TOLERANCE = 0.02
-ROUGH_TOLERANCE = 0.15  # of a figure that is given as "about"
 _CHECKPOINT = re.compile(r"activation checkpointing on (\S+)")
 _BATCH = re.compile(r"a batch of (\d+) instead")
 
@@ -71,7 +70,6 @@ class Followed:
     found_bytes: int
     promised_fit: bool
     found_fit: bool
-    is_estimate: bool = False
 
     @property
     def off(self) -> float:
@@ -79,8 +77,7 @@ class Followed:
 
     @property
     def is_true(self) -> bool:
-        tolerance = ROUGH_TOLERANCE if self.is_estimate else TOLERANCE
-        return abs(self.off) <= tolerance and (self.found_fit or not self.promised_fit)
+        return abs(self.off) <= TOLERANCE and (self.found_fit or not self.promised_fit)
 
 
 def follow(case: Case) -> Iterator[Followed]:
@@ -95,7 +92,7 @@ def follow(case: Case) -> Iterator[Followed]:
             rank = found["ranks"][0]
             yield Followed(
                 case, "run", remedy["what"], remedy["needs_bytes"], rank["peak_with_fragments_bytes"],
-                remedy["fits"], rank["fits"], remedy["is_estimate"],
+                remedy["fits"], rank["fits"],
             )  # fmt: skip
         yield from _follow_remat(case, folder / "remat")
 
@@ -190,13 +187,9 @@ def main(wanted: list[str]) -> int:
             )  # fmt: skip
     Console(width=160).print(table)
     wrong = [row for row in rows if not row.is_true]
-    exact, rough = (
-        max((abs(row.off) for row in rows if row.is_estimate is is_estimate), default=0.0)
-        for is_estimate in (False, True)
-    )
+    largest = max((abs(row.off) for row in rows), default=0.0)
     print(
-        f"{len(rows)} recommendations followed, {len(wrong)} not true; the largest difference is {exact:.2%},"
-        f' of those given as "about" {rough:.2%}'
+        f"{len(rows)} recommendations followed, {len(wrong)} not true; the largest difference is {largest:.2%}"
     )
     return int(bool(wrong))
 

@@ -181,6 +181,11 @@ def test_wrong_what_ifs_are_refused_in_a_sentence(tmp_path):
         2,
         "windtunnel: the batch factor is 0, but it must be between 0 and 1,000,000",
     )
+    done = windtunnel("run", "--chunk-loss", "0", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        "windtunnel: the number of chunks is 0, but at least 1 is needed",
+    )
     done = windtunnel("run", "--checkpoint", "layers[0]", "train.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "is not a module path" in done.stderr
@@ -190,10 +195,11 @@ def test_a_what_if_that_changes_nothing_says_so(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda())\n"
     )
-    options = ("--checkpoint", "layers.*", "--batch-factor", "2")
+    options = ("--checkpoint", "layers.*", "--batch-factor", "2", "--chunk-loss", "8")
     notes = _report(tmp_path, "out", *options)["notes"]
     assert "--checkpoint layers.* matches no module that was called" in notes
     assert "--batch-factor changed nothing: the script created no DataLoader with a batch_size" in notes
+    assert "--chunk-loss changed nothing: no projection went straight into a cross-entropy" in notes
 
 
 HUGGING_FACE = """
@@ -224,3 +230,64 @@ def test_of_a_model_that_checkpoints_itself_only_the_layers_that_match_are_check
     assert saved[0] == pytest.approx(saved[1], rel=0.01)
     done = windtunnel("run", "--force", "--no-html", "--checkpoint", "layers.0", "train.py", cwd=tmp_path)
     assert "--checkpoint layers.0 matches no module" in done.stdout
+
+
+LARGE_LOSS = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(vocab_size=16_000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4)
+model = LlamaForCausalLM(config).cuda()
+if "checkpointed" in sys.argv:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def loss_of_chunk(x, labels):
+    return F.cross_entropy(model.lm_head(x).float(), labels, reduction="sum")
+
+def loss_of(tokens):
+    if "chunked" not in sys.argv:
+        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    x = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    labels = tokens[:, 1:].flatten()
+    chunks = zip(x.chunk(8), labels.chunk(8), strict=True)
+    return torch.stack([checkpoint(loss_of_chunk, *chunk, use_reentrant=False) for chunk in chunks]).sum() / len(labels)
+
+for _ in range(2):
+    loss_of(torch.zeros(16, 512, dtype=torch.int64, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CHUNKS = "splitting the cross-entropy over 16,000 classes into 8 chunks"
+LAYERS = "activation checkpointing on model.layers.0-3"
+
+
+@pytest.mark.parametrize(
+    ("memory", "what", "options", "arguments"),
+    [
+        ("1900MiB", CHUNKS, ("--chunk-loss", "8"), ("chunked",)),
+        (
+            "900MiB",
+            f"{LAYERS} and {CHUNKS}",
+            ("--chunk-loss", "8", "--checkpoint", "model.layers.0-3"),
+            ("chunked", "checkpointed"),
+        ),
+    ],
+)
+def test_a_chunked_loss_was_run_alone_and_with_checkpointing_and_needs_what_a_script_written_so_needs(
+    tmp_path, memory, what, options, arguments
+):
+    (tmp_path / "train.py").write_text(LARGE_LOSS)
+    device = f"2080ti-11gb:mem={memory}"
+    report = _report(tmp_path, "first", "--device", device, "--advise")
+    remedy = next(remedy for remedy in report["advice"] if remedy["what"] == what)
+    assert "for 1,024 tokens at a time" in remedy["how"]
+    assert "--chunk-loss 8" in remedy["command"]
+    again = _report(tmp_path, "again", "--device", device, *options)["ranks"][0]
+    assert again["peak_with_fragments_bytes"] == remedy["needs_bytes"]
+    followed = _report(tmp_path, "by_hand", "--device", device, script=("train.py", *arguments))["ranks"][0]
+    assert followed["peak_with_fragments_bytes"] == pytest.approx(remedy["needs_bytes"], rel=0.02)
+    assert followed["fits"] == remedy["fits"]

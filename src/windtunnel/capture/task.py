@@ -33,6 +33,7 @@ class RankTask:
     framework: str = "torch"  # or "mindspore"
     checkpointed: tuple[str, ...] = ()  # what-if: paths of modules to run under activation checkpointing
     batch_factor: float = 1.0  # what-if: scales the batch size of every DataLoader
+    loss_chunks: int = 1  # what-if: the last projection and the cross-entropy run in this many chunks
 
     @property
     def recording_path(self) -> Path:

@@ -280,7 +280,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.no_html = True  # the page is written when there is a curve to show
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     options.isolation, options.keep_files = "auto", None
-    options.checkpoint, options.batch_factor, options.advise = [], 1.0, False
+    options.checkpoint, options.batch_factor, options.chunk_loss, options.advise = [], 1.0, 1, False
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
 

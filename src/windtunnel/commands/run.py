@@ -134,6 +134,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         keep_files=args.keep_files,
         checkpointed=tuple(pattern for text in args.checkpoint for pattern in split_patterns(text)),
         batch_factor=args.batch_factor,
+        loss_chunks=args.chunk_loss,
         is_advising=args.advise,
         device_option=args.device or "",
     )

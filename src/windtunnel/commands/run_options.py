@@ -96,6 +96,8 @@ def _add_what_if(add: Add) -> None:
         help="what if these modules used activation checkpointing, such as model.layers.0-27 or model.layers.*")  # fmt: skip
     add("--batch-factor", type=float, default=1.0, metavar="F",
         help="what if the batches of every DataLoader were F times as large")  # fmt: skip
+    add("--chunk-loss", type=int, default=1, metavar="N",
+        help="what if logits and cross-entropy were computed in N chunks of tokens, each under a checkpoint")  # fmt: skip
     add("--advise", action=argparse.BooleanOptionalAction, default=None,
         help="simulate changes that would make it fit or, if it fits, larger batches (default: only if it does not"
         " fit and the run took less than a minute)")  # fmt: skip

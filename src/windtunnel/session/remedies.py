@@ -18,7 +18,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.events.model import Recording
 from windtunnel.memory.checkpoint_units import checkpoint_units
 from windtunnel.memory.recorded_memory import RecordedMemory
-from windtunnel.memory.what_if.chunked_loss import N_CHUNKS, find_loss, in_chunks
+from windtunnel.memory.what_if.logits import find_loss
 from windtunnel.report.results.run import RankResult, Remedy
 from windtunnel.session.rank_analysis import measure_again, read_recorded
 from windtunnel.session.rank_recording import allocator_maker
@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 
 _WORTH_A_TRY = 0.05  # of the peak: a smaller saving is not worth a dry run
 _BATCH_TRIES = 4
-_ESTIMATE_MARGIN = 0.05  # of what was replayed but not run: the allocator may place it otherwise
+_N_CHUNKS = 8
 _COMFORTABLE = 0.97  # of the usable memory: the target of the first batch size tried
 _MOST_ROOM = 64  # times the batch: beyond that, memory is no longer the limit
 _NOT_A_MICRO_BATCH = re.compile(r"global|eval|val|test|predict|num|\bn_batch|batches", re.I)
@@ -147,43 +147,45 @@ class _Trial:
 
     def to_fit(self, recorded: RecordedMemory) -> list[Remedy]:
         """Try each change alone, the cheapest first; if none is enough, combine it with checkpointing."""
-        tried = [*self._by_replay(self.request, recorded)]
+        tried = [*self._other_settings(self.request, recorded)]
+        tried += self._chunked_loss(self.request, recorded.recording, _need(self.rank))
         checkpointed = self._checkpointed()
         if checkpointed is not None:
             tried.append(checkpointed.remedy)
         if checkpointed is not None and not _any_fits(tried):
-            tried += checkpointed.and_also(self._by_replay(checkpointed.request, checkpointed.recorded))
+            request, after = checkpointed.request, checkpointed.recorded
+            tried += checkpointed.and_also(self._other_settings(request, after))
+            before = checkpointed.remedy.needs_bytes
+            tried += checkpointed.and_also(self._chunked_loss(request, after.recording, before))
         tried += self._smaller_batch(recorded, self.request)
         if checkpointed is not None and not _any_fits(tried):
             tried += checkpointed.and_also(self._smaller_batch(checkpointed.recorded, checkpointed.request))
         return tried
 
-    def _by_replay(self, request: RunRequest, recorded: RecordedMemory) -> Iterator[Remedy]:
-        """Try changes that need only a replay of the recording: allocator settings, a chunked loss."""
-        recording = recorded.recording
+    def _other_settings(self, request: RunRequest, recorded: RecordedMemory) -> Iterator[Remedy]:
+        """Try other settings of the allocator, which need only a replay of the recording."""
         expandable = _expandable(request)
-        if expandable is not None:
-            other = recorded.under(allocator_maker(expandable, recording))
-            result = measure_again(expandable, self.rank.rank, other)
-            variable = "PYTORCH_NPU_ALLOC_CONF" if request.device.kind == "npu" else "PYTORCH_CUDA_ALLOC_CONF"
-            if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
-                yield self._remedy(
-                    "expandable segments", f"{variable}=expandable_segments:True", expandable, result
-                )
-        loss = find_loss(recording)
-        if loss is None:
+        if expandable is None:
             return
-        held = int(recording.columns["value"][loss.births].max(initial=0))
-        if held < _WORTH_A_TRY * self.rank.peak_with_fragments_bytes:
-            return
-        chunked = RecordedMemory(in_chunks(recording, loss), recorded.make_allocator)
-        result = measure_again(request, self.rank.rank, chunked)
+        other = recorded.under(allocator_maker(expandable, recorded.recording))
+        result = measure_again(expandable, self.rank.rank, other)
+        variable = "PYTORCH_NPU_ALLOC_CONF" if request.device.kind == "npu" else "PYTORCH_CUDA_ALLOC_CONF"
         if result.peak_with_fragments_bytes < self.rank.peak_with_fragments_bytes:
-            how = f"compute logits and loss for {loss.n_rows // N_CHUNKS:,} tokens at a time, each under a checkpoint"
-            what = f"splitting the cross-entropy over {loss.n_classes:,} classes into {N_CHUNKS} chunks"
-            remedy = self._remedy(what, how, request, result)
-            has_room = result.peak_with_fragments_bytes * (1 + _ESTIMATE_MARGIN) <= result.usable_memory_bytes
-            yield replace(remedy, command="", is_estimate=True, fits=remedy.fits and has_room)
+            yield self._remedy(
+                "expandable segments", f"{variable}=expandable_segments:True", expandable, result
+            )
+
+    def _chunked_loss(self, request: RunRequest, recording: Recording, before_bytes: int) -> Iterator[Remedy]:
+        """Try logits and loss in chunks, if the logits are large."""
+        loss = find_loss(recording) if request.framework == "torch" and request.loss_chunks == 1 else None
+        if loss is None or loss.n_bytes < _WORTH_A_TRY * before_bytes:
+            return
+        changed = replace(request, loss_chunks=_N_CHUNKS)
+        self._tell(f"trying a cross-entropy in {_N_CHUNKS} chunks")
+        result = self._ask(changed)
+        if result is not None and result.peak_with_fragments_bytes < before_bytes:
+            what = f"splitting the cross-entropy over {loss.n_classes:,} classes into {_N_CHUNKS} chunks"
+            yield self._remedy(what, _CHUNK.format(-(-loss.n_rows // _N_CHUNKS)), changed, result)
 
     def _checkpointed(self) -> _Checkpointed | None:
         """Try checkpointing on the repeated blocks that hold most memory; None if that does not help."""
@@ -266,6 +268,10 @@ class _Trial:
 
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+_CHUNK = (
+    'F.cross_entropy(head(x), labels, reduction="sum") for {:,} tokens at a time, each under torch.utils.checkpoint'
+    ".checkpoint(..., use_reentrant=False); the loss is their sum / the number of labels"
+)
 
 
 def _need(result: RankResult) -> int:

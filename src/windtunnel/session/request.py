@@ -64,6 +64,7 @@ class RunRequest:
     keep_files: Path | None = None  # where to copy the files the script wrote; None: nowhere
     checkpointed: tuple[str, ...] = ()  # what if: paths of modules to run under activation checkpointing
     batch_factor: float = 1.0  # what if: batches of DataLoaders this many times as large
+    loss_chunks: int = 1  # what if: last projection and cross-entropy in this many chunks
     device_option: str = ""  # --device as the user wrote it; empty: the name of the device
     misplaced: tuple[str, ...] = ()  # the `arguments` that are options of windtunnel, with their values
     is_advising: bool | None = False  # simulate remedies; None: if it does not fit and the run was short
@@ -76,6 +77,7 @@ class RunRequest:
         found += ["--allocator", self.allocator] if self.allocator != self.device.allocator else []
         found += [part for pattern in self.checkpointed for part in ("--checkpoint", pattern)]
         found += ["--batch-factor", f"{self.batch_factor:g}"] if self.batch_factor != 1 else []
+        found += ["--chunk-loss", str(self.loss_chunks)] if self.loss_chunks != 1 else []
         return [*found, "-m"] if self.is_module else found
 
     @property
@@ -127,10 +129,16 @@ def _check_what_if(request: RunRequest) -> None:
             f"the batch factor is {request.batch_factor:g}, but it must be between 0 and {_LARGEST_FACTOR:,}",
             hint="--batch-factor 2 doubles the batches of every DataLoader",
         )
-    is_what_if = request.checkpointed or request.batch_factor != 1
+    if request.loss_chunks < 1:
+        raise UsageError(
+            f"the number of chunks is {request.loss_chunks}, but at least 1 is needed",
+            hint="--chunk-loss 8 computes the cross-entropy in 8 chunks",
+        )
+    is_what_if = request.checkpointed or request.batch_factor != 1 or request.loss_chunks != 1
     if is_what_if and request.framework == "mindspore":
         raise UsageError(
-            "--checkpoint and --batch-factor work for PyTorch scripts only", hint="change the script instead"
+            "--checkpoint, --batch-factor and --chunk-loss work for PyTorch scripts only",
+            hint="change the script instead",
         )
 
 
@@ -220,5 +228,5 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
         str(folder.resolve()), request.is_recording_saves, request.framework, request.checkpointed,
-        request.batch_factor,
+        request.batch_factor, request.loss_chunks,
     )  # fmt: skip

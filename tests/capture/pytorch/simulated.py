@@ -115,6 +115,7 @@ def simulate(
     rank: int = 0,
     steps: int | None = None,
     is_recording_saves: bool = False,
+    loss_chunks: int = 1,
 ) -> Simulated:
     """Run `program` on a simulated device; a program that fails fails the test unless `is_ok` is False."""
     profile = find_device(device)
@@ -136,6 +137,7 @@ def simulate(
             False,
             str(folder),
             is_recording_saves,
+            loss_chunks=loss_chunks,
         )
         answer_file = folder / "answer.pickle"
 

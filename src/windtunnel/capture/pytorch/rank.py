@@ -90,14 +90,13 @@ def run_rank(task: RankTask, make_counters: MakeCounters, program: Callable[[], 
     note = torch_compatibility.unfamiliar()
     if note is not None:
         recorder.notice(note)
-    batches = what_if.watch_batch_settings(task.batch_factor)
-    has_matched = what_if.install_checkpointing(recorder, task.checkpointed) if task.checkpointed else None
+    changes = what_if.install_changes(task, recorder)
     arguments = ScriptArguments([task.script, *task.arguments])
     if program is None:
         sys.argv = arguments
     outcome = _run(program or _script_of(task), recorder, task.world_size)
     with held():  # an interrupt that comes now waits until the recording is closed
-        _close(task, writer, recorder, outcome, has_matched, batches, arguments if program is None else None)
+        _close(task, writer, recorder, outcome, changes, arguments if program is None else None)
     return outcome, writer.failure
 
 
@@ -118,15 +117,12 @@ def _close(
     writer: RecordingWriter,
     recorder: Recorder,
     outcome: dict[str, Any],
-    has_matched: Callable[[], bool] | None,
-    batches: what_if.BatchSettings,
+    changes: what_if.Changes,
     arguments: ScriptArguments | None,
 ) -> None:
     """Write the rest of the recording, and how the program ended."""
-    if has_matched is not None and not has_matched():
-        recorder.notice(f"--checkpoint {', '.join(task.checkpointed)} matches no module that was called")
-    if task.batch_factor != 1 and not batches.loaders:
-        recorder.notice("--batch-factor changed nothing: the script created no DataLoader with a batch_size")
+    for sentence in changes.without_effect():
+        recorder.notice(sentence)
     outcome |= {
         "steps": recorder.n_steps,
         "unknown_values": [
@@ -136,7 +132,7 @@ def _close(
         "notices": list(recorder.notices),
         "has_unread_arguments": arguments is not None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
-        "batches": batches.as_footer(),
+        "batches": changes.batches.as_footer(),
         "compiled": torch_compile.compiled_parts(recorder),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

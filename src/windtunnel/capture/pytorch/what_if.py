@@ -2,6 +2,7 @@
 
     RankTask.checkpointed ──> modules with these paths run under torch.utils.checkpoint
     RankTask.batch_factor ──> every DataLoader makes batches that many times as large
+    RankTask.loss_chunks  ──> logits and cross-entropy in that many chunks (chunked_loss.py)
 
 So the benefit of a piece of advice is measured by a real dry run that follows it, not estimated.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from windtunnel.capture.path_patterns import PathPatterns
+from windtunnel.capture.pytorch.chunked_loss import install_chunked_loss
 from windtunnel.capture.pytorch.program import path_of
 from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.task import RankTask
 
-__all__ = ["BatchSettings", "install_checkpointing", "watch_batch_settings"]
+__all__ = ["BatchSettings", "Changes", "install_changes"]
 
 _A_BATCH = re.compile(r"batch|^m?bsz?$", re.I)  # names of options that may set the batch size
 # transformers' models checkpoint their layers themselves: this method switches it on, each such layer has a flag.
@@ -40,7 +44,34 @@ class BatchSettings:
         return {"options": self.options, "loaders": self.loaders}
 
 
-def watch_batch_settings(factor: float) -> BatchSettings:
+@dataclass(frozen=True)
+class Changes:
+    """The changes that a task asks for, as far as the program lets them happen."""
+
+    batches: BatchSettings
+    has_effect: dict[str, Callable[[], bool]]  # by the sentence to say if there is none
+
+    def without_effect(self) -> list[str]:
+        return [sentence for sentence, has_effect in self.has_effect.items() if not has_effect()]
+
+
+def install_changes(task: RankTask, recorder: Recorder) -> Changes:
+    """Change the program as the task asks, and collect what sets its batch size."""
+    batches = _watch_batch_settings(task.batch_factor)
+    found: dict[str, Callable[[], bool]] = {}
+    if task.checkpointed:
+        sentence = f"--checkpoint {', '.join(task.checkpointed)} matches no module that was called"
+        found[sentence] = _install_checkpointing(recorder, task.checkpointed)
+    if task.batch_factor != 1:
+        sentence = "--batch-factor changed nothing: the script created no DataLoader with a batch_size"
+        found[sentence] = lambda: bool(batches.loaders)
+    if task.loss_chunks != 1:
+        sentence = "--chunk-loss changed nothing: no projection went straight into a cross-entropy"
+        found[sentence] = install_chunked_loss(task.loss_chunks)
+    return Changes(batches, found)
+
+
+def _watch_batch_settings(factor: float) -> BatchSettings:
     """Collect what sets the batch size; loaders get `factor` times their batch size."""
     settings = BatchSettings()
     _watch_options(settings)
@@ -48,7 +79,7 @@ def watch_batch_settings(factor: float) -> BatchSettings:
     return settings
 
 
-def install_checkpointing(recorder: Recorder, patterns: tuple[str, ...]) -> Callable[[], bool]:
+def _install_checkpointing(recorder: Recorder, patterns: tuple[str, ...]) -> Callable[[], bool]:
     """Run the modules whose paths match under activation checkpointing, as a user would wrap them.
 
     Returns a function that returns whether any module matched.

@@ -97,12 +97,11 @@ class Remedy:
     fits: bool  # on the device, without ever releasing the cache
     command: str = ""  # the dry run that shows it; empty: it needs a change to the script
     grows: bool = False  # the run fits, and this change uses more memory
-    is_estimate: bool = False  # replayed from the recording: the program with this change was not run
 
     @property
     def need(self) -> str:
         """The bytes as shown to the user."""
-        return ("about " if self.is_estimate else "") + format_bytes(self.needs_bytes)
+        return format_bytes(self.needs_bytes)
 
 
 @dataclass(frozen=True)

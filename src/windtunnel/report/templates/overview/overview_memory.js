@@ -46,7 +46,7 @@ function overviewAdvice(page) {
   if (!rows.length) return "";
   const columns = [
     { title: "change", cell: (row) => row.what },
-    { title: "needs", number: true, cell: (row) => (row.is_estimate ? "about " : "") + bytes(row.needs_bytes) },
+    { title: "needs", number: true, cell: (row) => bytes(row.needs_bytes) },
     { title: "fits?", cell: (row) => h("span", { class: row.fits ? "good" : "bad" }, row.fits ? "yes" : "no") },
     { title: "how", cell: (row) => h("code", null, row.how) },
   ];
