@@ -1,4 +1,4 @@
-"""Simulated ranks against real processes that communication through gloo: the peak of every rank."""
+"""Simulated ranks against real processes that communicate through gloo: the peak of every rank."""
 
 from __future__ import annotations
 
