@@ -104,7 +104,7 @@ def test_where_two_things_might_be_meant_none_is_changed():
     assert _find_batch(_request(), _recording()) is None
 
 
-def test_without_an_option_the_loader_is_told():
+def test_without_an_option_the_loader_is_reported():
     batch = _find_batch(_request(), _recording({}, [8, 8]))
     assert (batch.size, batch.option, batch.how(4)) == (8, "", "DataLoader(..., batch_size=4)")
     assert batch.asked_for(_request(), 4).batch_factor == 0.5

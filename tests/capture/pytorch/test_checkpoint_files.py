@@ -27,7 +27,7 @@ def real_file(tmp_path):
     return path
 
 
-def test_saving_simulated_weights_is_said_and_loads_again(tmp_path):
+def test_saving_simulated_weights_is_reported_and_loads_again(tmp_path):
     path = tmp_path / "new.pt"
 
     def program():
