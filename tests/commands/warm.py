@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-__all__ = ["run_warm", "run_warm_python", "run_warm_ranks", "serve"]
+__all__ = ["WARM_SUBPROCESS", "run_warm", "run_warm_python", "run_warm_ranks", "serve", "warm_fork_servers"]
 
 _ROOT = Path(__file__).parents[2]
 _SERVE = "import sys; from tests.commands.warm import serve; serve(sys.argv[1], int(sys.argv[2]))"
@@ -49,11 +49,42 @@ def run_warm_python(arguments, cwd=None, env=None, timeout=900):
     return _run("python", [*map(str, arguments)], cwd or _ROOT, env or dict(os.environ), timeout)
 
 
-def run_warm_ranks(ranks, **more):
-    """`run_warm_python` for the arguments of several processes that wait for each other."""
+def run_warm_ranks(ranks, variables=None):
+    """`run_warm_python` for the arguments (and environments) of several processes that wait for each other."""
     _address()
+    more = [
+        {**os.environ, **{name: str(value) for name, value in each.items()}}
+        for each in variables or [{}] * len(ranks)
+    ]
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda arguments: run_warm_python(arguments, **more), ranks))
+        return list(pool.map(lambda arguments, env: run_warm_python(arguments, env=env), ranks, more))
+
+
+def run_warm_command(command, cwd=None, env=None, timeout=900, check=False, **captured):
+    """In place of subprocess.run with captured output, where the command is this interpreter."""
+    assert command[0] == sys.executable, command
+    arguments = list(map(str, command[1:]))
+    assert captured.pop("capture_output", False), "its output is captured always"
+    if arguments[:2] == ["-W", "ignore"]:
+        arguments = arguments[2:]
+    if arguments[:2] == ["-m", "windtunnel.commands.main"]:
+        done = run_warm(arguments[2:], cwd or os.getcwd(), env or dict(os.environ), timeout)
+    else:
+        done = run_warm_python(arguments, cwd or os.getcwd(), env, timeout)
+    if check:
+        done.check_returncode()
+    return done
+
+
+# For a module that starts programs with subprocess.run.
+WARM_SUBPROCESS = SimpleNamespace(run=run_warm_command, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def warm_fork_servers(monkeypatch):
+    """Let dry runs of this process start their fork servers from the warm interpreter."""
+    from windtunnel.session import fork_server
+
+    monkeypatch.setattr(fork_server, "subprocess", _fork_servers(_address()))
 
 
 def _run(kind, arguments, cwd, env, timeout):
@@ -227,16 +258,16 @@ def _be_child(request, fds, address, ends):
 
 def _be_command(arguments, fds, address):
     from windtunnel.commands.main import main
+    from windtunnel.session import fork_server
 
     _take_streams(fds)
-    _warm_fork_servers(address)
+    fork_server.subprocess = _fork_servers(address)
     sys.argv = ["-c", *arguments]
     return main()
 
 
-def _warm_fork_servers(address):
-    """Let a fork server that this process starts be forked from the warm interpreter too."""
-    from windtunnel.session import fork_server
+def _fork_servers(address):
+    """In place of subprocess where a fork server is started: it is forked from the warm interpreter too."""
 
     def start(command, *, pass_fds, cwd, **rest):
         order = {
@@ -247,14 +278,14 @@ def _warm_fork_servers(address):
         }
         return _ask(address, order, list(pass_fds))
 
-    fork_server.subprocess = SimpleNamespace(
-        Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
+    return SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 def _be_python(arguments, fds, address):
+    from windtunnel.session import fork_server
+
     _take_streams(fds)
-    _warm_fork_servers(address)
+    fork_server.subprocess = _fork_servers(address)
     if arguments[0] == "-W":
         warnings.simplefilter(arguments[1])
         arguments = arguments[2:]
