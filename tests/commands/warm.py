@@ -32,7 +32,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-__all__ = ["WARM_SUBPROCESS", "run_warm", "run_warm_python", "run_warm_ranks", "serve", "warm_fork_servers"]
+__all__ = [
+    "WARM_SUBPROCESS",
+    "ask",
+    "run_warm",
+    "run_warm_python",
+    "run_warm_ranks",
+    "serve",
+    "warm_fork_servers",
+    "warm_python",
+]
 
 _ROOT = Path(__file__).parents[2]
 _SERVE = "import sys; from tests.commands.warm import serve; serve(sys.argv[1], int(sys.argv[2]))"
@@ -87,12 +96,17 @@ def warm_fork_servers(monkeypatch):
     monkeypatch.setattr(fork_server, "subprocess", _fork_servers(_address()))
 
 
+def warm_python():
+    """In place of sys.executable in a command line of a shell that starts `-m windtunnel.commands.main`."""
+    return f"{sys.executable} {Path(__file__).with_name('warm_client.py')} {_address()}"
+
+
 def _run(kind, arguments, cwd, env, timeout):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         silent, _open_end = os.pipe()
         try:
             request = {"kind": kind, "arguments": arguments, "cwd": str(cwd), "env": env}
-            code = _ask(_address(), request, [silent, out.fileno(), err.fileno()]).wait(timeout)
+            code = ask(_address(), request, [silent, out.fileno(), err.fileno()]).wait(timeout)
         finally:
             os.close(silent)
             os.close(_open_end)
@@ -151,7 +165,8 @@ class _Process:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _ask(address, request, fds):
+def ask(address, request, fds):
+    """Have the warm interpreter at an address fork a process with these streams."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     order = json.dumps(request).encode()
@@ -276,7 +291,7 @@ def _fork_servers(address):
             "cwd": cwd or os.getcwd(),
             "env": dict(os.environ),
         }
-        return _ask(address, order, list(pass_fds))
+        return ask(address, order, list(pass_fds))
 
     return SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
