@@ -40,7 +40,7 @@ thorough: $(VENV)/.frameworks $(VENV)/.browser $(VENV)/.perfetto $(MS)/.tried  #
 	@$(BIN)/python -m pytest -n 2 -m "thorough or not thorough"
 	@$(MS_TESTS) -m "thorough or not thorough"
 
-# A test that leans on the one before it, or on a file left behind, fails here sooner or later; the seed is printed.
+# A test that depends on the one before it, or on a file left behind, fails here sooner or later; the seed is printed.
 SEED := $(or $(SEED),$(shell date +%s))
 shuffled: $(VENV)/.frameworks $(VENV)/.browser $(MS)/.tried  ## the tests in a random order; SEED=7 repeats one
 	@$(BIN)/python -m pytest -n 2 --shuffle $(SEED)
@@ -153,7 +153,7 @@ mindspore: $(MS)/.tried  ## MindSpore scripts without CANN: 8 devices semi-autom
 twins: $(VENV)/.dev $(MS)/.tried  ## the same transformer in PyTorch and MindSpore: compare pairs it and finds planted mistakes
 	@$(BIN)/python -m benchmarks.probe.twins $(MS)/bin/python
 
-# The charting library that pages carry, as npm has it. Only whoever changes its version runs this: it is in the repository.
+# The charting library that pages carry, as npm has it. Needed only to change its version: it is in the repository.
 UPLOT  := uplot@1.6.32
 VENDOR := src/windtunnel/report/templates/vendor
 chart-library:  ## fetch the charting library of the pages again (needs npm)

@@ -1,4 +1,4 @@
-"""How alike the figures of two recordings have to be, where one arithmetic made both and where two did.
+"""How closely the figures of two recordings have to agree, where one arithmetic made both and where two did.
 
     likeness(is_same_arithmetic) ──> .within(an entry) ──> .accepts("Mean", a value of the entry, another)
 

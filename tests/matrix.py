@@ -27,7 +27,7 @@ CORE = """
     tests/capture tests/commands/test_run_scripts.py tests/commands/test_run_from_python.py
     tests/probe/pytorch/test_collectives.py tests/probe/pytorch/test_custom_apis.py tests/probe/pytorch/test_debugger.py
     tests/probe/pytorch/test_kernels.py tests/probe/pytorch/test_nothing_changes.py tests/probe/pytorch/test_true_gradients.py
-    tests/remat/test_rerunnable.py tests/remat/pytorch/test_changes.py tests/remat/pytorch/test_conduct.py
+    tests/remat/test_rerunnable.py tests/remat/pytorch/test_changes.py tests/remat/pytorch/test_hard_cases.py
     tests/remat/pytorch/test_graphs.py tests/remat/pytorch/test_training.py tests/test_cpu_exactness.py tests/test_dtr.py
     tests/test_torch_compatibility.py tests/test_torch_custom_saves.py
 """.split()

@@ -1,4 +1,4 @@
-"""The arrows of ARCHITECTURE.md as a table, and the house rules a reader should be able to rely on.
+"""The arrows of ARCHITECTURE.md as a table, and the rules of the code base that a reader can rely on.
 
 Every file under src/windtunnel is parsed, none is imported: a rule is kept or broken by what is written.
 """

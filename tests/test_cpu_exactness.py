@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import cpu_exactness
 from benchmarks.cpu_exactness import compare_program, programs
+from tests.commands.warm import WARM_SUBPROCESS
 
 # One program by default; `make thorough` and `make bench` run them all.
 _ALWAYS = {"gpt"}
@@ -15,7 +17,8 @@ _PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
-def test_predicts_every_allocation_of_a_real_run(program):
+def test_predicts_every_allocation_of_a_real_run(program, monkeypatch):
+    monkeypatch.setattr(cpu_exactness, "subprocess", WARM_SUBPROCESS)
     found = compare_program(program)
     assert found.n_allocations > 300
     assert abs(found.peak_error) <= 0.001

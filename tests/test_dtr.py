@@ -284,7 +284,7 @@ def test_statistics_add_up():
     assert found["peak_live_bytes"] > 0
 
 
-def test_a_threshold_below_what_cannot_be_evicted_is_told_once_with_the_number():
+def test_a_threshold_below_what_cannot_be_evicted_is_reported_once_with_the_number():
     dtr.evictee_minimum_size = 4096
     dtr.enable()
     dtr.eviction_threshold = 1000

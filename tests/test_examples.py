@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.commands.cli import windtunnel
+from tests.commands.warm import run_warm_python
 
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(tmp_path: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, timeout=900
-    )
+    done = run_warm_python(command, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,12 +68,6 @@ def test_the_mistake_of_the_precision_example_is_named(tmp_path):
     good = run(tmp_path, script, "--dump", "good")
     bad = run(tmp_path, script, "--dump", "bad", "--mistake")
     assert good == bad  # to two decimals the losses hide it
-    done = subprocess.run(
-        [sys.executable, "-m", "windtunnel.commands.main", "compare", "good", "bad", "--json"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=900,
-    )
+    done = windtunnel("compare", "good", "bad", "--json", cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Functional.layer_norm.2.forward" in json.loads(done.stdout)["first_divergence"]["item"]

@@ -1,4 +1,4 @@
-"""How alike figures have to be: digits where the bits are the same, roundings where they are not, mistakes nowhere."""
+"""How closely figures have to agree: digits where the bits are the same, roundings where they are not, mistakes nowhere."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ _REPEATS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough) if name in _REPEATS else name for name in BUGS]
 )
-def test_a_planted_mistake_is_told_in_one_sentence(tmp_path, name):
+def test_a_planted_mistake_is_reported_in_one_sentence(tmp_path, name):
     wrong, _, sentence = BUGS[name]
     result = _run(tmp_path, wrong)
     said = " ".join(result.stdout.split())

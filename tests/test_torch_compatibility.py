@@ -50,7 +50,7 @@ def test_a_missing_name_is_one_sentence_with_the_versions_and_the_next_step(monk
     assert caught.value.exit_code == 2
 
 
-def test_of_several_missing_names_the_first_is_told_and_the_others_counted(monkeypatch):
+def test_of_several_missing_names_the_first_is_reported_and_the_others_counted(monkeypatch):
     monkeypatch.setitem(NEEDED, "probe", "_gone.with_all _C._gone nn.nothing")
     with pytest.raises(UnsupportedFramework, match=r"torch\._gone\.with_all and 2 more are missing"):
         load("windtunnel.probe.pytorch.debugger", "torch")

@@ -51,5 +51,5 @@ def test_a_short_word_counts_only_as_a_word_of_its_own(name):
         ((5,), "1 ranks"),
     ],
 )
-def test_a_group_without_a_name_is_told_by_where_its_ranks_lie(ranks, label):
+def test_a_group_without_a_name_is_reported_by_where_its_ranks_lie(ranks, label):
     assert axis_label("undefined", ranks) == label

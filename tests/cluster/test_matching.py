@@ -167,14 +167,14 @@ def test_groups_have_lines_of_their_own(tmp_path):
     assert len(mismatches(world(tmp_path, one, other, groups=groups))) == 2
 
 
-def test_one_mistake_is_told_once(tmp_path):
+def test_one_mistake_is_reported_once(tmp_path):
     """Ranks 1 to 3 all differ from rank 0, and everything after the first difference is shifted."""
     skipped = [all_reduce(n) for n in range(2, 9)]
     communications = world(tmp_path, [all_reduce(1), *skipped], skipped, skipped, skipped)
     assert [m.ranks for m in mismatches(communications)] == [(0, 1)]
 
 
-def test_one_mistake_in_many_groups_is_told_once(tmp_path):
+def test_one_mistake_in_many_groups_is_reported_once(tmp_path):
     pairs = [(0, 1), (2, 3)]
     communications = world(tmp_path, *[[all_reduce(1 + rank % 2)] for rank in range(4)], groups=pairs)
     assert [m.ranks for m in mismatches(communications)] == [(0, 1)]

@@ -113,7 +113,7 @@ def test_a_device_mesh_of_two_axes(names, expected):
     assert [(axis.size, axis.stride) for axis in found] == [(4, 2), (2, 1)]
 
 
-def test_axes_nobody_names_are_told_apart():
+def test_axes_nobody_names_are_distinguished():
     groups = [("", ranks) for ranks in mesh_groups(0, (4, 4, 4))]
     names = [axis.name for axis in mesh_axes(groups, 64)]
     assert names == ["axis of 4, 16 apart", "axis of 4, 4 apart", "axis of 4"]

@@ -37,7 +37,7 @@ def test_two_kinds_of_ranks_call_together_in_the_groups_they_share():
     assert first.groups[1].ranks == (0, 2)
 
 
-def test_groups_of_the_same_ranks_are_told_apart():
+def test_groups_of_the_same_ranks_are_distinguished():
     twins = {rank: program(rank, [kernel(1.0)], [(0, 1), (0, 1)]) for rank in (0, 1)}
     first, second = representatives_of(twins, {0: 0, 1: 1}, 2).ranks
     assert first.groups == second.groups
@@ -123,7 +123,7 @@ def test_groups_without_calls_separate_no_ranks():
     assert [each.rank for each in chosen.ranks] == [0, 3]
 
 
-def test_too_many_kinds_are_told_apart_by_messages_only(monkeypatch):
+def test_too_many_kinds_are_distinguished_by_messages_only(monkeypatch):
     programs, shown = pipeline(n_replicas=4, n_stages=3, slow_replica=3)
     for rank, each in programs.items():
         steps = [

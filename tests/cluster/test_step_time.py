@@ -163,7 +163,7 @@ def test_on_a_cpu_the_program_itself_waits():
     assert only(rank.exposed_seconds) == 5
 
 
-def test_the_first_step_is_told_apart_and_the_rest_is_a_median():
+def test_the_first_step_is_distinguished_and_the_rest_is_a_median():
     steps = [kernel(9), STEP, kernel(2), STEP, kernel(4), STEP, kernel(3), STEP]
     time = time_of(play(steps))
     assert (time.step_seconds, time.warm_up_seconds, time.all_steps) == (3, 9, (9, 2, 4, 3))

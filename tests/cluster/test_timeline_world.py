@@ -41,7 +41,7 @@ def test_a_collective_ends_for_everyone_when_the_last_has_come(is_synchronous):
     assert world.n_unmet == world.n_alone == 0
 
 
-def test_a_call_takes_as_long_as_whoever_takes_longest():
+def test_a_call_takes_as_long_as_its_slowest_rank():
     world = play([reduce_all(1.0)], [reduce_all(4.0)])
     assert world.ranks[0].end[0] == world.ranks[1].end[0] == 4.0
 

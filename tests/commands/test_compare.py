@@ -173,7 +173,7 @@ def test_a_damaged_dump_is_one_sentence_and_exit_2(dumps, capsys, change, words)
     assert len(err.splitlines()) == 2
 
 
-def test_wrong_usage_is_told(dumps, capsys, tmp_path):
+def test_wrong_usage_is_reported(dumps, capsys, tmp_path):
     assert call(capsys, dumps[0], tmp_path / "nope")[0] == 2
     assert call(capsys, dumps[0], dumps[1], "--out", "x")[0] == 2
     assert call(capsys, dumps[0], dumps[1], "--html", "--out", tmp_path / "no" / "x.html")[0] == 2

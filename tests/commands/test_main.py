@@ -191,7 +191,7 @@ def test_a_hint_is_the_second_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "windtunnel: fact\n  next: do this\n"
 
 
-def test_a_terminal_that_knows_few_letters_is_written_to_all_the_same():
+def test_a_terminal_with_a_small_character_set_is_written_to_anyway():
     code = "import sys; from windtunnel.commands.main import main; sys.exit(main(['devices']))"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "60"}
     done = subprocess.run(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.commands.warm import run_warm_python
 from tests.probe.dumps import Call, write_dump
 from tests.probe.probing import probe
 from windtunnel.commands.main import main
@@ -39,9 +38,7 @@ def trainings(tmp_path_factory) -> dict[str, Path]:
     """The same training at level mix, killed in its second step and not."""
     folder = tmp_path_factory.mktemp("trainings")
     for name, more, code in (("killed", [], -9), ("whole", ["on"], 0)):
-        done = subprocess.run(
-            [sys.executable, PROGRAM, folder / name, "mix", *more], check=False, capture_output=True
-        )
+        done = run_warm_python([PROGRAM, folder / name, "mix", *more])
         assert done.returncode == code, done.stderr
     return {name: folder / name for name in ("killed", "whole")}
 
@@ -131,9 +128,7 @@ def test_dump_json_may_be_named_though_it_was_never_written(trainings, killed, c
 
 
 def test_points_of_a_killed_training_are_recovered(tmp_path, capsys):
-    done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path / "d", "debug"], check=False, capture_output=True
-    )
+    done = run_warm_python([PROGRAM, tmp_path / "d", "debug"])
     assert done.returncode == -9, done.stderr
     folder = _step(tmp_path / "d")
     (folder / "debug.json").unlink()

@@ -299,7 +299,7 @@ def test_one_rank_of_a_world_is_predicted(here):
         ("import torch\ntorch.ones(9, device='cuda').sum()", 2, "train.py has no backward pass"),
     ],
 )
-def test_a_script_that_fails_or_does_not_train_is_told_in_a_sentence(here, text, code, sentence):
+def test_a_script_that_fails_or_does_not_train_is_reported_in_a_sentence(here, text, code, sentence):
     (here / "train.py").write_text(text)
     done = windtunnel("remat", "train.py", cwd=here)
     assert done.returncode == code, done.stdout + done.stderr
@@ -335,7 +335,7 @@ def test_a_script_that_fails_or_does_not_train_is_told_in_a_sentence(here, text,
         (["CHAIN", "--batch", "3"], "a recording takes no arguments, but '--batch' follows it", "before"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(chain, here, capsys, argv, sentence, hint):
+def test_what_is_wrong_is_reported_in_a_sentence(chain, here, capsys, argv, sentence, hint):
     (here / "empty").mkdir()
     write_chain(here / "inference.arrows", 2, is_training=False)
     (here / "folder" / "rank0").mkdir(parents=True)

@@ -151,7 +151,7 @@ def test_the_older_tie_rule_is_shown_only_when_it_matters():
     labels = [choice.label for choice in default_choices("cuda", "", None, is_limited=False)]
     assert (
         labels[1] == "cuda (torch <= 2.11)"
-    )  # tried always; test above shows that it is left out when alike
+    )  # tried always; test above shows that it is left out when it gives the same result
     assert not any(
         "2.11" in c.label for c in default_choices("cuda", "large_segment_size_mb:40", None, False)
     )

@@ -1,4 +1,4 @@
-"""An option of windtunnel after the script belongs to the script; if that has no use for it, the user is told."""
+"""An option of windtunnel after the script belongs to the script; if the script does not accept it, a message says so."""
 
 from __future__ import annotations
 

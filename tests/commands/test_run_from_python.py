@@ -12,6 +12,7 @@ from torch import nn
 
 import windtunnel
 from tests.commands.cli import SCRIPTS
+from tests.commands.warm import warm_fork_servers
 from windtunnel.errors import UsageError
 
 SEEN = []
@@ -33,6 +34,7 @@ def train(features=256):
 @pytest.fixture(autouse=True)
 def leftovers(tmp_path, monkeypatch):
     """Temporary folders go here; nothing may stay."""
+    warm_fork_servers(monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("windtunnel-")] == []

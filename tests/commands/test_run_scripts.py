@@ -20,7 +20,7 @@ from windtunnel.events.file import read_recording
 from windtunnel.session.local_executor import whole_lines
 
 
-def test_every_ending_is_told_apart_and_no_rank_loses_the_others(tmp_path):
+def test_every_ending_is_distinguished_and_no_rank_loses_the_others(tmp_path):
     done = windtunnel(
         "run", "--world-size", 10, "--nproc-per-node", 10, "--ranks", "0-9", "--jobs", 2,
         SCRIPTS / "endings.py",
@@ -128,7 +128,7 @@ def test_an_interrupt_keeps_what_ran_and_leaves_nothing_behind(tmp_path):
     assert "Traceback" not in out + err
 
 
-def test_a_full_disk_is_said_and_what_was_written_is_readable(tmp_path):
+def test_a_full_disk_is_reported_and_what_was_written_is_readable(tmp_path):
     limit = 200_000  # bytes of a file: as a disk that is full, but only for this process
 
     def limit_files():
@@ -210,7 +210,7 @@ def test_lines_come_whole_and_bars_in_their_last_state(chunks, lines):
     assert list(whole_lines(iter(chunks))) == lines
 
 
-def test_a_terminal_gets_colours_but_no_tricks():
+def test_a_terminal_gets_colours_but_no_control_sequences():
     assert harmless("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
     assert harmless("\x1b[2Aup\x1b[K\x1b]0;title\x07 \x07bell") == "up ?bell"
     assert harmless("y" * 5000).endswith(" ... (3000 more characters in run.log)")

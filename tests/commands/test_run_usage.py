@@ -162,7 +162,7 @@ def test_the_world_size_of_a_launcher_is_kept_beside_the_cards_of_a_machine(here
     assert (request.world_size, request.nproc_per_node) == (12, 4)
 
 
-def test_a_missing_torch_is_told_before_anything_is_touched(here, capsys, monkeypatch):
+def test_a_missing_torch_is_reported_before_anything_is_touched(here, capsys, monkeypatch):
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
     assert _refused(capsys, "train.py") == (
         "torch is not installed in this Python",

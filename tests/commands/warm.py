@@ -1,11 +1,13 @@
-"""Command lines without the seconds of importing: forked from an interpreter that has imported torch and windtunnel.
+"""Processes without the seconds of importing: forked from an interpreter that has imported torch and windtunnel.
 
     run_warm(arguments, cwd, env) ──> the warm interpreter ──> fork ──> main() ──> CompletedProcess
                                             └──> fork ──> the fork server that this command line asks for
+    run_warm_python(arguments)    ──> the warm interpreter ──> fork ──> a script, -c or -m ──> CompletedProcess
 
 A fork is as good as a fresh interpreter because nothing but the loop below runs here and no thread is started. Each process
 of pytest has a warm interpreter of its own, started with its first command line. What depends on how an interpreter
-starts (its encoding, its warnings, a module that is missing) is tested in a process of its own: see `cli.windtunnel`.
+starts (its encoding, its warnings, a module that is missing, what is not imported) is tested in a process of its own:
+see `cli.windtunnel`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -24,10 +27,21 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
-__all__ = ["run_warm", "serve"]
+__all__ = [
+    "WARM_SUBPROCESS",
+    "ask",
+    "run_warm",
+    "run_warm_python",
+    "run_warm_ranks",
+    "serve",
+    "warm_fork_servers",
+    "warm_python",
+]
 
 _ROOT = Path(__file__).parents[2]
 _SERVE = "import sys; from tests.commands.warm import serve; serve(sys.argv[1], int(sys.argv[2]))"
@@ -35,12 +49,64 @@ _running: dict[int, str] = {}  # process id of a test process -> the address of 
 
 
 def run_warm(arguments, cwd, env, timeout):
-    """As subprocess.run does it with captured output; stdin is a pipe that nobody writes to."""
+    """`windtunnel arguments…`, as subprocess.run does it with captured output; stdin is a pipe that nobody writes to."""
+    return _run("command", arguments, cwd, env, timeout)
+
+
+def run_warm_python(arguments, cwd=None, env=None, timeout=900):
+    """`python arguments…` as above: [-W action], a script, or -c and code, or -m and a module, its arguments."""
+    return _run("python", [*map(str, arguments)], cwd or _ROOT, env or dict(os.environ), timeout)
+
+
+def run_warm_ranks(ranks, variables=None):
+    """`run_warm_python` for the arguments (and environments) of several processes that wait for each other."""
+    _address()
+    more = [
+        {**os.environ, **{name: str(value) for name, value in each.items()}}
+        for each in variables or [{}] * len(ranks)
+    ]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda arguments, env: run_warm_python(arguments, env=env), ranks, more))
+
+
+def run_warm_command(command, cwd=None, env=None, timeout=900, check=False, **captured):
+    """In place of subprocess.run with captured output, where the command is this interpreter."""
+    assert command[0] == sys.executable, command
+    arguments = list(map(str, command[1:]))
+    assert captured.pop("capture_output", False), "its output is captured always"
+    if arguments[:2] == ["-W", "ignore"]:
+        arguments = arguments[2:]
+    if arguments[:2] == ["-m", "windtunnel.commands.main"]:
+        done = run_warm(arguments[2:], cwd or os.getcwd(), env or dict(os.environ), timeout)
+    else:
+        done = run_warm_python(arguments, cwd or os.getcwd(), env, timeout)
+    if check:
+        done.check_returncode()
+    return done
+
+
+# For a module that starts programs with subprocess.run.
+WARM_SUBPROCESS = SimpleNamespace(run=run_warm_command, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def warm_fork_servers(monkeypatch):
+    """Let dry runs of this process start their fork servers from the warm interpreter."""
+    from windtunnel.session import fork_server
+
+    monkeypatch.setattr(fork_server, "subprocess", _fork_servers(_address()))
+
+
+def warm_python():
+    """In place of sys.executable in a command line of a shell that starts `-m windtunnel.commands.main`."""
+    return f"{sys.executable} {Path(__file__).with_name('warm_client.py')} {_address()}"
+
+
+def _run(kind, arguments, cwd, env, timeout):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         silent, _open_end = os.pipe()
         try:
-            request = {"kind": "command", "arguments": arguments, "cwd": str(cwd), "env": env}
-            code = _ask(_address(), request, [silent, out.fileno(), err.fileno()]).wait(timeout)
+            request = {"kind": kind, "arguments": arguments, "cwd": str(cwd), "env": env}
+            code = ask(_address(), request, [silent, out.fileno(), err.fileno()]).wait(timeout)
         finally:
             os.close(silent)
             os.close(_open_end)
@@ -48,7 +114,8 @@ def run_warm(arguments, cwd, env, timeout):
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "replace").replace("\r\n", "\n"))
-    return subprocess.CompletedProcess(["windtunnel", *arguments], code, *texts)
+    name = "windtunnel" if kind == "command" else "python"
+    return subprocess.CompletedProcess([name, *arguments], code, *texts)
 
 
 def _address():
@@ -98,7 +165,8 @@ class _Process:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _ask(address, request, fds):
+def ask(address, request, fds):
+    """Have the warm interpreter at an address fork a process with these streams."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     order = json.dumps(request).encode()
@@ -186,6 +254,8 @@ def _be_child(request, fds, address, ends):
         os.chdir(request["cwd"])
         if request["kind"] == "command":
             code = _be_command(request["arguments"], fds, address)
+        elif request["kind"] == "python":
+            code = _be_python(request["arguments"], fds, address)
         else:
             _be_fork_server(request["arguments"], fds)
     except SystemExit as end:
@@ -205,12 +275,14 @@ def _be_command(arguments, fds, address):
     from windtunnel.commands.main import main
     from windtunnel.session import fork_server
 
-    for target, fd in enumerate(fds):
-        os.dup2(fd, target)
-        os.close(fd)
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    _take_streams(fds)
+    fork_server.subprocess = _fork_servers(address)
     sys.argv = ["-c", *arguments]
+    return main()
+
+
+def _fork_servers(address):
+    """In place of subprocess where a fork server is started: it is forked from the warm interpreter too."""
 
     def start(command, *, pass_fds, cwd, **rest):
         order = {
@@ -219,12 +291,43 @@ def _be_command(arguments, fds, address):
             "cwd": cwd or os.getcwd(),
             "env": dict(os.environ),
         }
-        return _ask(address, order, list(pass_fds))
+        return ask(address, order, list(pass_fds))
 
-    fork_server.subprocess = SimpleNamespace(
-        Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
-    return main()
+    return SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def _be_python(arguments, fds, address):
+    from windtunnel.session import fork_server
+
+    _take_streams(fds)
+    fork_server.subprocess = _fork_servers(address)
+    if arguments[0] == "-W":
+        warnings.simplefilter(arguments[1])
+        arguments = arguments[2:]
+    kind, rest = arguments[0], arguments[1:]
+    del sys.path[0]
+    if kind == "-c":
+        sys.argv, main = ["-c", *rest[1:]], ModuleType("__main__")
+        sys.path.insert(0, "")
+        sys.modules["__main__"] = main
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    elif kind == "-m":
+        sys.argv = rest
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(kind).resolve().parent))
+        runpy.run_path(kind, run_name="__main__")
+    return 0
+
+
+def _take_streams(fds):
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _be_fork_server(arguments, fds):

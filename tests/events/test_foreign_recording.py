@@ -89,17 +89,17 @@ def test_a_number_out_of_range_is_named(tmp_path, event, reason):
         (TensorSpec((2,), (1,), 7), "no strides and type"),
     ],
 )
-def test_a_tensor_that_cannot_be_is_told(tmp_path, spec, reason):
+def test_a_tensor_that_cannot_be_is_reported(tmp_path, spec, reason):
     signature = Signature("aten.mm.default", (spec,), (), "")
     _refused(_write(tmp_path / "r.arrows", Op(0, 0), signatures=[signature]), reason)
 
 
-def test_frames_that_call_each_other_in_a_circle_are_told(tmp_path):
+def test_frames_that_call_each_other_in_a_circle_are_reported(tmp_path):
     frames = [Frame("a.py", 1, "f", 1), Frame("b.py", 1, "g", 0)]
     _refused(_write(tmp_path / "r.arrows", Alloc(1, 512, frame=0), frames=frames), "called by a later one")
 
 
-def test_a_stack_without_end_is_told(tmp_path):
+def test_a_stack_without_end_is_reported(tmp_path):
     frames = [Frame("a.py", i, "f", i - 1) for i in range(5001)]
     _refused(_write(tmp_path / "r.arrows", Alloc(1, 512), frames=frames), "more than 5,000 frames")
 

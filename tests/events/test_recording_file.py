@@ -1,4 +1,4 @@
-"""Recordings come back as written, survive being cut off anywhere, and are told from other files."""
+"""Recordings come back as written, survive being cut off anywhere, and are distinguished from other files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`windtunnel run` as a real process in each of the ways it may be allowed to protect files.
 
-as_is        whoever runs the tests
+as_is        the user who runs the tests
 user         an ordinary user, where the tests run as root
 forbidden    no namespaces, as in a container under Docker's default profile
 capability   root without CAP_SYS_ADMIN

@@ -136,7 +136,7 @@ def test_a_process_sees_folders_that_another_removed(world):
     assert world.play(script) == (False, b"2" * 50)
 
 
-def test_rights_of_the_real_files_hold(tmp_path):
+def test_permissions_of_the_real_files_are_respected(tmp_path):
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents:
         if parent == Path(tempfile.gettempdir()):

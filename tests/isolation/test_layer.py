@@ -138,7 +138,7 @@ def test_a_folder_can_be_renamed(isolation, here):
         assert isolation.files().changes[0].moved_from == str(here / "dir")
 
 
-def test_files_that_are_renamed_or_linked_are_told_with_their_bytes(isolation, here, tmp_path):
+def test_files_that_are_renamed_or_linked_are_reported_with_their_bytes(isolation, here, tmp_path):
     def script():
         os.rename("old.pt", "old.bak")  # and something new takes its name
         Path("old.pt").write_text("newer")
@@ -265,7 +265,7 @@ def test_a_description_counts_with_the_bytes_it_describes(tmp_path):
     assert size_of_file(str(long)) == long.stat().st_size + (1 << 10)
 
 
-def test_thousands_of_files_are_told_by_their_largest(monkeypatch):
+def test_thousands_of_files_are_reported_by_their_largest(monkeypatch):
     monkeypatch.setattr(layers, "_MOST_CHANGES", 2)
     changes = tuple(FileChange("written", f"/f{n}", n, None) for n in range(5))
     files = together([layers.Files("layer", "sentence", True, changes)])
@@ -281,7 +281,7 @@ def test_compiled_python_is_not_worth_telling():
     assert [c.path for c in together([layers.Files("layer", "s", True, changes)]).changes] == ["/a/x"]
 
 
-def test_the_weakest_protection_of_several_is_told():
+def test_the_weakest_protection_of_several_is_reported():
     every = [
         layers.Files("layer", "strong", True, ()),
         layers.Files("guard", "weak", False, (), notes=("n",)),

@@ -1,4 +1,4 @@
-"""A dry run reaches nobody but itself, unless it is told that it may."""
+"""A dry run can connect only to itself, unless --network-access allows more."""
 
 from __future__ import annotations
 

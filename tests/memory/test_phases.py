@@ -27,7 +27,7 @@ FWD, BWD, OPT = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
         ([], []),
     ],
 )
-def test_a_run_of_operators_is_told_by_what_is_around_it(tmp_path, happens, told):
+def test_a_run_of_operators_is_reported_by_what_is_around_it(tmp_path, happens, told):
     writer = RecordingWriter(tmp_path / "r.arrows", {"rank": 0})
     name, add = writer.name("model"), writer.signature(Signature("aten.add", (), (), ""))
     for number, phase in enumerate(happens):

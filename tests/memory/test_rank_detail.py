@@ -72,7 +72,7 @@ def label_of(detail, allocation):
     return (*texts, int(detail.labels.role[i]))
 
 
-def test_a_small_training_is_told_allocation_by_allocation(training):
+def test_a_small_training_is_reported_allocation_by_allocation(training):
     detail = detail_of(training, RoundingAllocator)
     assert detail.n_rows == len(training)
     assert detail.n_bytes.tolist() == [n * KIB for n in (8, 8, 16, 16, 16, 8, 8, 8, 8, 16, 16, 16, 8, 8)]
@@ -217,7 +217,7 @@ def test_rows_are_numbered_in_the_order_they_appear():
     assert number.tolist() == [0, 1, 0, 2]
 
 
-def test_an_outline_keeps_extremes_ends_and_what_it_is_told():
+def test_an_outline_keeps_extremes_ends_and_what_it_is_reported():
     values = np.zeros(1000, np.int64)
     values[[313, 700]] = 9, -9
     kept = outline(values, 10, np.array([555]))

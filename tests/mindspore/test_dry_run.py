@@ -192,7 +192,7 @@ def test_steps_end_behind_their_optimizer(pynative):
     assert pynative.report["ranks"][0]["steps"] == 3
 
 
-def test_weights_and_state_of_the_optimizer_are_told_apart(pynative):
+def test_weights_and_state_of_the_optimizer_are_distinguished(pynative):
     held = pynative.report["ranks"][0]["at_peak_bytes"]
     n_weights = 2 * (256 * 1024 + 1024 + 512 * 256 + 256) + 256 * 10 + 10
     assert held["weights"] == pytest.approx(4 * n_weights, rel=0.02)

@@ -76,7 +76,7 @@ def test_start_takes_a_part_a_list_a_tuple_and_a_rank():
         assert Dump(folder).names() == [begin[0] + name for name in below]
 
 
-def test_what_start_cannot_take_is_told_and_nothing_else(caplog):
+def test_what_start_cannot_take_is_reported_and_nothing_else(caplog):
     debugger = PrecisionDebugger(config_path=config(level="L0"))
     with pytest.raises(UsageError, match="was given int"):
         debugger.start(3)

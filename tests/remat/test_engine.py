@@ -125,7 +125,7 @@ def test_the_last_unsave_drops_the_value():
     assert world.engine.candidates() == []
 
 
-def test_a_value_nobody_can_ask_for_dies_although_it_was_a_candidate():
+def test_a_value_that_cannot_be_needed_again_is_freed_although_it_was_a_candidate():
     world = World(threshold=1000)
     value = world.run("op", 100)
     other = world.run("op", 100)

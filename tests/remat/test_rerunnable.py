@@ -9,7 +9,7 @@ from windtunnel.remat.rerunnable import (
     HIDDEN_WRITES,
     is_blank,
     is_fill,
-    is_replayable,
+    is_rerunnable,
     is_view,
     writes_first_input,
 )
@@ -49,8 +49,8 @@ def _is_tensor(argument):
     ],
 )
 def test_plain_computations_may_run_again(name):
-    assert is_replayable(name)
-    assert is_replayable(name, is_cuda=True)
+    assert is_rerunnable(name)
+    assert is_rerunnable(name, is_cuda=True)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_plain_computations_may_run_again(name):
     ],
 )
 def test_what_has_side_effects_no_inputs_or_unknown_shapes_may_not(name):
-    assert not is_replayable(name)
+    assert not is_rerunnable(name)
 
 
 @pytest.mark.parametrize(
     "name", ["aten.index_add.default", "aten.scatter_add_.default", "aten.cumsum.default"]
 )
 def test_what_adds_in_no_fixed_order_on_cuda_may_run_again_on_the_host_only(name):
-    assert is_replayable(name)
-    assert not is_replayable(name, is_cuda=True)
+    assert is_rerunnable(name)
+    assert not is_rerunnable(name, is_cuda=True)
 
 
 def test_operators_that_write_their_first_argument_are_those_of_the_schemas():
@@ -114,7 +114,7 @@ def test_views_are_those_of_the_schemas_and_the_four_that_do_not_say_so():
     "tag", [torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.inplace_view]
 )
 def test_nothing_with_a_tag_that_forbids_it_may_run_again(tag):
-    assert [str(o) for o in OPERATORS if tag in o.tags and is_replayable(str(o))] == []
+    assert [str(o) for o in OPERATORS if tag in o.tags and is_rerunnable(str(o))] == []
 
 
 def test_nothing_made_from_numbers_alone_may_run_again():
@@ -124,14 +124,14 @@ def test_nothing_made_from_numbers_alone_may_run_again():
         for o in OPERATORS
         if not any(_is_tensor(a) for a in o._schema.arguments if not a.is_out)
         and any("Tensor" in str(r.type) for r in o._schema.returns)
-        and is_replayable(str(o))
+        and is_rerunnable(str(o))
     ]
     assert wrong == []
 
 
 def test_what_torch_calls_not_bitwise_repeatable_may_not_run_again_on_cuda():
     tag = torch.Tag.nondeterministic_bitwise
-    assert [str(o) for o in OPERATORS if tag in o.tags and is_replayable(str(o), is_cuda=True)] == []
+    assert [str(o) for o in OPERATORS if tag in o.tags and is_rerunnable(str(o), is_cuda=True)] == []
 
 
 def test_every_name_in_the_tables_is_an_operator_of_torch():

@@ -35,7 +35,7 @@ _VERBS = {
 
 
 def _listen():
-    """A shell starts its jobs in the background deaf to Ctrl-C, and these tests may be one of them."""
+    """A shell starts background jobs with SIGINT ignored, and these tests may be one of them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -127,7 +127,7 @@ while True:
 """
 
 
-def test_a_rank_hears_an_interrupt_that_falls_into_a_destructor_and_keeps_its_step(tmp_path):
+def test_a_rank_receives_an_interrupt_inside_a_destructor_and_keeps_its_step(tmp_path):
     (tmp_path / "loops.py").write_text(_SCRIPT)
     done = subprocess.run(
         [*COMMAND, "run", "loops.py"], cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True,

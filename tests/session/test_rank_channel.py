@@ -1,4 +1,4 @@
-"""The line between a rank and whoever runs it, over a real socket."""
+"""The channel between a rank and the process that runs it, over a real socket."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_where_two_things_might_be_meant_none_is_changed():
     assert _find_batch(_request(), _recording()) is None
 
 
-def test_without_an_option_the_loader_is_told():
+def test_without_an_option_the_loader_is_reported():
     batch = _find_batch(_request(), _recording({}, [8, 8]))
     assert (batch.size, batch.option, batch.how(4)) == (8, "", "DataLoader(..., batch_size=4)")
     assert batch.asked_for(_request(), 4).batch_factor == 0.5
@@ -220,13 +220,13 @@ for _ in range(2):
 def test_of_a_model_that_checkpoints_itself_only_the_layers_that_match_are_checkpointed(tmp_path):
     (tmp_path / "train.py").write_text(HUGGING_FACE)
     peaks = []
-    for layers in ("0", "0-1", "0-2", "0-3"):
+    for layers in ("0", "0-1", "0-2"):
         run = ("run", "--force", "--no-html", "--checkpoint", f"model.layers.{layers}", "train.py")
         done = windtunnel(*run, cwd=tmp_path)
         assert done.returncode == 0, done.stdout
         peaks.append(read_json(tmp_path / "windtunnel-out")["ranks"][0]["peak_bytes"])
     saved = [before - after for before, after in itertools.pairwise(peaks)]
-    assert min(saved[:2]) > 10 << 20  # of each layer
+    assert min(saved) > 10 << 20  # of each layer
     assert saved[0] == pytest.approx(saved[1], rel=0.01)
     done = windtunnel("run", "--force", "--no-html", "--checkpoint", "layers.0", "train.py", cwd=tmp_path)
     assert "--checkpoint layers.0 matches no module" in done.stdout

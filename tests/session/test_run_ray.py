@@ -82,7 +82,7 @@ def test_a_script_outside_the_current_folder_is_sent_with_its_neighbours(tmp_pat
 
 
 @needs_ray
-def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path, monkeypatch, capsys):
+def test_a_cluster_that_does_not_answer_is_reported_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

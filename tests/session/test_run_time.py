@@ -119,7 +119,7 @@ def test_every_rank_of_a_world_has_a_step_time(four_ranks):
     )
 
 
-def test_a_world_is_told_rank_by_rank(four_ranks):
+def test_a_world_is_reported_rank_by_rank(four_ranks):
     said, folder = four_ranks
     time = read_json(folder)["time"]
     assert (time["tokens_per_step"], time["tokens_basis"]) == (1000, "given by --tokens-per-step")

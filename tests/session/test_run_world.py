@@ -124,7 +124,7 @@ def test_what_ranks_tell_each_other_arrives_whole(tmp_path):
     assert report["ranks"][1]["unknown_values"] == []
 
 
-def test_ranks_from_one_nursery_are_as_separate_as_interpreters(tmp_path):
+def test_ranks_from_one_fork_server_are_as_separate_as_interpreters(tmp_path):
     done, _ = _run("--world-size", 4, "--ranks", "all", "-v", SCRIPTS / "identity.py", "a b", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     found = [json.loads(text) for text in re.findall(r"identity (.*)", done.stdout)]
@@ -138,7 +138,7 @@ def test_ranks_from_one_nursery_are_as_separate_as_interpreters(tmp_path):
         assert {name: each[name] for name in expected} == expected
 
 
-def test_when_the_nursery_dies_its_ranks_run_in_interpreters_of_their_own(tmp_path):
+def test_ranks_run_in_their_own_interpreters_after_the_fork_server_died(tmp_path):
     mark = (
         tmp_path / "windtunnel-out" / "mark"
     )  # elsewhere the second try would find the disk as it was before the first

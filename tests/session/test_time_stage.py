@@ -81,7 +81,7 @@ def timed(folder, *programs, stands_for=None, **more):
     return time_run(request, results, shown)
 
 
-def test_the_last_step_is_profiled_and_the_first_is_told_apart(tmp_path):
+def test_the_last_step_is_profiled_and_the_first_is_distinguished(tmp_path):
     found = timed(tmp_path, [op(MM), op(MM), op(MM), Step(1), op(MM), Step(2), op(MM), Step(3)])
     assert (found.time.n_steps, found.time.model_flops) == (3, 2 * N**3)
     assert found.time.warm_up_seconds > found.time.step_seconds > 0
@@ -241,7 +241,7 @@ def test_a_trace_that_cannot_be_written_costs_the_trace_only(tmp_path):
     assert any(note.startswith("some traces could not be written: ") for note in found.time.notes)
 
 
-def test_what_is_done_is_told(tmp_path):
+def test_what_is_done_is_reported(tmp_path):
     told = []
     request = request_in(tmp_path)
     write(request, 0, [op(MM), Step(1)])

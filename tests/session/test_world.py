@@ -145,7 +145,7 @@ def test_ranks_that_wait_do_not_count_against_jobs():
     assert sorted(played.log[:3]) == ["start 0", "start 1", "start 2"]
 
 
-def test_a_sender_that_ends_first_lets_go_of_who_waits():
+def test_a_sender_that_ends_first_releases_the_waiting_receiver():
     _, played = _play(ChosenRanks((0,)), {0: [Fetch(0, "a", 1)]})
     assert played.heard == {0: [None]}
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_run_says_why_and_the_rest_is_measured():
     ]
 
 
-def test_without_time_nothing_is_measured_and_that_is_said():
+def test_without_time_nothing_is_measured_and_that_is_reported():
     relu = Signature("aten.relu.default", (f32(4),), (f32(4),), "_")
     late = [relu, Signature("aten.neg.default", (f32(4),), (f32(4),), "_")]
     found = measure(late, [1, 1], 0.0)

@@ -58,7 +58,7 @@ def test_the_text_changes_only_what_it_names():
     [("50GB/s", 50), ("400Gb/s", 50), ("400Gbit/s", 50), ("400Gbps", 50), ("50GBps", 50), ("1.6Tb/s", 200),
      ("500MB/s", 0.5), ("1e2 GB/s", 100), ("250000KB/s", 0.25)],
 )  # fmt: skip
-def test_bits_and_bytes_are_told_apart(text, gbs):
+def test_bits_and_bytes_are_distinguished(text, gbs):
     assert network_of(A100, 8, f"bandwidth={text}").nic_gbs == pytest.approx(gbs)
 
 

@@ -53,7 +53,7 @@ def test_overloads_of_one_operator_are_told_together():
     assert only.tflops == pytest.approx(8 / 3)
 
 
-def test_time_is_told_by_class_module_and_phase():
+def test_time_is_reported_by_class_module_and_phase():
     events = [
         Op(0, 0, module=1), Op(1, 1, module=2), Op(2, 0, module=1, phase=Phase.BACKWARD), Op(3, 1, phase=Phase.OPTIMIZER),
     ]  # fmt: skip

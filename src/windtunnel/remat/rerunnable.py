@@ -1,6 +1,6 @@
 """Which operators can run again with bit-identical results, by name.
 
-    "aten.add.Tensor" ──> is_replayable, writes_first_input, HIDDEN_WRITES
+    "aten.add.Tensor" ──> is_rerunnable, writes_first_input, HIDDEN_WRITES
 
 No framework is imported: the simulator reads names from a recording, the live runtime from its operators, and both
 must make the same decisions. A test checks the tables against the schemas of the installed torch.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["HIDDEN_WRITES", "is_blank", "is_fill", "is_replayable", "is_view", "writes_first_input"]
+__all__ = ["HIDDEN_WRITES", "is_blank", "is_fill", "is_rerunnable", "is_view", "writes_first_input"]
 
 _NAMESPACES = frozenset({"aten", "prims"})  # anything else may do more than compute
 
@@ -84,7 +84,7 @@ _FILLS = frozenset(
 
 
 @cache
-def is_replayable(name: str, is_cuda: bool = False) -> bool:
+def is_rerunnable(name: str, is_cuda: bool = False) -> bool:
     """Whether running the operator again on the same inputs gives the same bits and changes nothing else.
 
     Random numbers are allowed, because the generator is reset before a second run. Views are not: there is nothing to

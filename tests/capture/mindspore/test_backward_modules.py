@@ -21,7 +21,7 @@ def two_layers() -> BackwardModules:
     return modules
 
 
-def test_a_gradient_belongs_to_the_operator_its_name_speaks_of_not_to_the_reader_of_the_same_data():
+def test_a_gradient_belongs_to_the_operator_in_its_name_not_to_the_reader_of_the_same_data():
     modules = two_layers()
     assert modules.backward("relu", (90, 8, 91)) == Undone("act", True)
     assert modules.backward("", (91, 5, 92)) == Undone("layers.1", True)  # dx: reads the weight

@@ -46,7 +46,7 @@ def owner_of(recording: Recording, alloc: Alloc) -> str:
 # -- who made a block --------------------------------------------------------------------------------------
 
 
-def test_a_block_belongs_to_the_operator_that_writes_it_not_to_the_one_heard_of_last(tmp_path):
+def test_a_block_belongs_to_the_operator_that_writes_it_not_to_the_last_one_in_the_log(tmp_path):
     """MindSpore books SwigluGrad's result, tick 6, to InplaceAddExt, tick 4: it announces itself only after."""
     blocks = [
         block(2, None, 1, node="Ones"),

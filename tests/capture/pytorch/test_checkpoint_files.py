@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +11,7 @@ from torch import nn
 
 import windtunnel
 from tests.capture.pytorch.simulated import run_plainly, simulate
+from tests.commands.warm import run_warm_python
 from windtunnel.isolation.changes import size_of_file
 
 
@@ -28,7 +27,7 @@ def real_file(tmp_path):
     return path
 
 
-def test_saving_simulated_weights_is_said_and_loads_again(tmp_path):
+def test_saving_simulated_weights_is_reported_and_loads_again(tmp_path):
     path = tmp_path / "new.pt"
 
     def program():
@@ -255,7 +254,8 @@ def tiny_model(tmp_path_factory):
     from transformers.models.llama import modeling_llama  # noqa: F401  imported once, for every child
 
     folder = tmp_path_factory.mktemp("tiny")
-    subprocess.run([sys.executable, "-c", TINY, str(folder)], check=True, capture_output=True)
+    done = run_warm_python(["-c", TINY, folder])
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -229,7 +229,7 @@ def test_random_state_is_saved_and_restored():
     assert simulate(program).answer == (7, "torch.uint8", "cpu", 1)
 
 
-def test_accelerator_speaks_for_the_device():
+def test_torch_accelerator_describes_the_device():
     for profile, word in (("a100-80gb", "cuda"), ("ascend-910b", "npu")):
 
         def program():
@@ -281,7 +281,7 @@ def test_profiler_runs():
     assert simulate(program).answer is True
 
 
-def test_cuda_graphs_run_once_and_are_said():
+def test_cuda_graphs_run_once_and_are_reported():
     def program():
         static = torch.zeros(4, device="cuda")
         graph = torch.cuda.CUDAGraph()

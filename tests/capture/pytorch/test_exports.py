@@ -62,7 +62,7 @@ def test_what_has_no_values_is_described_and_the_program_goes_on(tmp_path, name)
     assert size_of_file(str(path)) == path.stat().st_size + N_BYTES
 
 
-def test_a_stream_gets_the_marker_and_what_reads_it_is_told():
+def test_a_stream_gets_the_marker_and_what_reads_it_is_reported():
     def program():
         stream = io.BytesIO()
         torch.jit.save(torch.jit.script(_model().cuda()), stream)

@@ -30,7 +30,7 @@ def test_whole_numbers_keep_their_values_in_any_amount():
     assert result.notices == []
 
 
-def test_values_beyond_what_is_kept_in_all_are_let_go_and_that_is_said():
+def test_values_beyond_what_is_kept_in_all_are_let_go_and_that_is_reported():
     def program():
         torch_values.KEPT_BYTES = 3 << 20
         kept = torch.arange(250_000).cuda()
@@ -62,7 +62,7 @@ def test_a_graph_of_very_many_modules_says_that_the_first_are_forgotten():
     assert [n for n in result.notices if "more than 50 module calls" in n] == result.notices != []
 
 
-def test_groups_that_begin_and_end_alike_have_letters_of_their_own():
+def test_groups_with_equal_first_and_last_ranks_get_different_letters():
     def program():
         dist.init_process_group("gloo")
         members = [(0, 1, 2, 3, 7), (0, 1, 4, 5, 7), (0, 1, 2, 3, 7)]
@@ -152,7 +152,7 @@ def test_an_interrupted_loop_on_an_unknown_value_is_named():
 
 
 def test_the_time_to_build_a_module_is_time_of_the_cpu():
-    """On a busy machine the clock on the wall would name whoever had to wait."""
+    """On a busy machine wall time would name the operator that had to wait for a core."""
 
     def program():
         ticks = itertools.count()

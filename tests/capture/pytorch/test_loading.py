@@ -212,7 +212,7 @@ def test_threads_run_their_first_backward_together_in_a_process_that_trained_bef
         assert simulate(program).answer == [[2.0] * (i + 1) for i in range(4)]
 
 
-def test_compile_runs_eagerly_and_is_said():
+def test_compile_runs_eagerly_and_is_reported():
     def program():
         model = nn.Linear(4, 4).cuda()
         compiled = torch.compile(model, mode="max-autotune")

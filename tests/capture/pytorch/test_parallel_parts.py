@@ -1,4 +1,4 @@
-"""Small parts of torch that parallel programs lean on: moves between devices, wrappers of simulated tensors."""
+"""Small parts of torch that parallel programs use: moves between devices, wrappers of simulated tensors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_every_rank_runs_its_own_function(tmp_path, join):
     assert any("spawn" in note for note in ranks[0]["notes"])
 
 
-def test_fewer_processes_than_ranks_of_a_machine_is_told(tmp_path):
+def test_fewer_processes_than_ranks_of_a_machine_is_reported(tmp_path):
     script = SCRIPT.replace("n = torch.cuda.device_count()", "n = 1").replace("JOIN", "True")
     report = _run(tmp_path, script, "--world-size", "2", "--rank", "1", code=3)
     assert (

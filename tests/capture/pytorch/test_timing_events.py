@@ -76,7 +76,7 @@ def test_an_event_recorded_again_is_another_moment():
     ]  # fmt: skip
 
 
-def test_waiting_on_purpose_is_told_apart_from_reading_a_value():
+def test_waiting_on_purpose_is_distinguished_from_reading_a_value():
     def program():
         x = torch.ones(8, device="cuda")
         torch.cuda.synchronize()

@@ -48,7 +48,7 @@ work = dist.broadcast(later, 0, async_op=True)
 work.wait()
 check("later", later.item() == 5)
 
-# -- groups that begin and end alike are not one another
+# -- groups with equal first and last ranks are different groups
 groups = [dist.new_group([0, 1]) for _ in range(2)]
 for i, group in enumerate(groups):
     number = torch.tensor([i if rank == 0 else -1])

@@ -1,4 +1,4 @@
-"""Two pipeline stages of data-parallel ranks; the last stage is wider, and is told so by the one before it."""
+"""Two pipeline stages of data-parallel ranks; the last stage is wider, and the stage before it sends the width."""
 
 import argparse
 import os

@@ -80,7 +80,7 @@ def test_an_out_of_memory_counts_the_request_it_died_of(tmp_path):
     assert (facts.failed_request_bytes, facts.need_bytes) == (100 * MIB, 156 * MIB)
 
 
-def test_ranks_that_share_a_log_are_told_apart_by_their_process(tmp_path):
+def test_ranks_that_share_a_log_are_distinguished_by_their_process(tmp_path):
     text = (
         _start(21, 1) + _start(20, 0) + _start(22, 2) + _end(22, 30, 31) + _end(20, 10, 11) + _end(21, 20, 21)
     )

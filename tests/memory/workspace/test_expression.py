@@ -45,7 +45,7 @@ def test_what_is_not_arithmetic_is_refused_when_it_is_read(text):
         parse(text)
 
 
-def test_what_has_no_value_is_told():
+def test_what_has_no_value_is_reported():
     with pytest.raises(NotANumber, match="divides by zero"):
         parse("b // (h - 3)").value({"b": 2, "h": 3})
     with pytest.raises(NotANumber, match="has no 'sq'"):

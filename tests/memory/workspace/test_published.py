@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published import megatron
 from benchmarks.published.megatron import Case, run_case, summary
+from tests.commands.warm import WARM_SUBPROCESS
 
 needs_megatron = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -28,6 +30,11 @@ ENGINE = {
 }  # fmt: skip
 MIB = 1 << 20
 QWEN = Path(__file__).parents[3] / "examples" / "megatron" / "qwen25_7b.sh"
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch):
+    monkeypatch.setattr(megatron, "subprocess", WARM_SUBPROCESS)
 
 
 def case(name, n_bytes, args):

@@ -155,7 +155,7 @@ def test_scratch_that_was_recorded_is_not_counted_again(tmp_path, table):
     assert [e.n_bytes for e in found if isinstance(e, Alloc)] == [30, 40, 10]
 
 
-def test_an_entry_without_a_value_is_told(tmp_path, table):
+def test_an_entry_without_a_value_is_reported(tmp_path, table):
     path = tmp_path / "odd.toml"
     path.write_text('[odd]\ndevices = ["cuda"]\noperators = ["add"]\nbytes = "b * sq"\nsource = "x"\n')
     recording = recorded(tmp_path, [Op(0, ADD), Op(1, SORT)])
@@ -164,7 +164,7 @@ def test_an_entry_without_a_value_is_told(tmp_path, table):
     assert sum(isinstance(e, Alloc) for e in found) == 2
 
 
-def test_a_bound_is_told(tmp_path):
+def test_a_bound_is_reported(tmp_path):
     _, notes = events_with(recorded(tmp_path, [Op(0, CONV)]), WorkspaceTable.built_in())
     assert notes == ()
     long = replace(SIGNATURES[SORT], inputs=(spec(100_000),))

@@ -335,7 +335,7 @@ def test_a_wrong_entry_is_named_with_what_is_wrong(tmp_path, old, new, fact):
         TABLE.with_file(tmp_path / "mine.toml")
 
 
-def test_a_file_that_is_none_is_told(tmp_path):
+def test_a_file_that_is_none_is_reported(tmp_path):
     with pytest.raises(UsageError, match="cannot read the workspace file"):
         TABLE.with_file(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("[mine")

@@ -79,6 +79,6 @@ def test_a_training_that_goes_on_counts_from_its_optimizer(tmp_path):
     assert _steps(tmp_path) == [42]
 
 
-def test_wrong_use_is_told(tmp_path):
+def test_wrong_use_is_reported(tmp_path):
     with pytest.raises(UsageError, match="MsprobeStep was given a str"):
         MsprobeStep("debugger")

@@ -79,7 +79,7 @@ def test_rank_id_names_the_folder(tmp_path):
         (lambda debugger: debugger.set_init_step(-1), "set_init_step(-1) is not a step"),
     ],
 )
-def test_wrong_arguments_are_told_in_a_sentence(tmp_path, call, said):
+def test_wrong_arguments_are_reported_in_a_sentence(tmp_path, call, said):
     debugger = make_debugger(tmp_path, level="L0")
     with pytest.raises(UsageError) as error:
         call(debugger)

@@ -75,6 +75,6 @@ def test_the_function_of_mint_is_called_with_no_dropout(dropouts, monkeypatch):
     ("arguments", "said"),
     [((-1,), "not a valid seed"), ((1, 2), "mode is 2"), ((1, True, 3), "rm_dropout is 3")],
 )
-def test_wrong_arguments_are_told(arguments, said):
+def test_wrong_arguments_are_reported(arguments, said):
     with pytest.raises(UsageError, match=said):
         seed_all(*arguments)

@@ -274,7 +274,7 @@ def test_structure_only(tmp_path):
     ]
 
 
-def test_what_was_compiled_before_start_is_told(tmp_path, caplog):
+def test_what_was_compiled_before_start_is_reported(tmp_path, caplog):
     network, x = perceptron(), batch(0, 2, 4)
     network(x)
     with watched(tmp_path, level="L0") as debugger:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.commands.warm import run_warm_python
 from tests.probe.compare.planted import LENGTH, WrongKernel, dump
 from windtunnel.probe.compare.comparison import compare_dumps
 from windtunnel.probe.compare.tolerance import Tolerance
@@ -258,9 +257,8 @@ def test_another_number_of_threads_is_equal(settings, good, tmp_path):
 
 def test_another_process_is_equal(good, tmp_path):
     code = f"from pathlib import Path; from tests.probe.compare.planted import dump; dump(Path({str(tmp_path / 'b')!r}))"
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3], capture_output=True
-    )
+    done = run_warm_python(["-c", code])
+    assert done.returncode == 0, done.stderr
     findings = compare(good(), tmp_path / "b")
     assert findings.first is None
 

@@ -1,4 +1,4 @@
-"""Mapping files: the forms msProbe's users know, what they change, and how a mistake in one is told."""
+"""Mapping files: the forms msProbe's users know, what they change, and how a mistake in one is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ cell_mapping:
 """
 
 
-def test_plain_lines_are_told_apart_by_their_names(tmp_path):
+def test_plain_lines_are_distinguished_by_their_names(tmp_path):
     assert rules_of(tmp_path, YAML) == (
         Rule(CELL, "fc2.Dense", "fc3.Linear", 4),
         Rule(CELL, "blocks.0", "layers.0", 5),
@@ -132,7 +132,7 @@ def test_toml_and_json_say_the_same(tmp_path):
         ('"a\\q": b\n', "cannot be read"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path, text, message):
+def test_a_mistake_is_reported_with_its_line(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         rules_of(tmp_path, text)
 

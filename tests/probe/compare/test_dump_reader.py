@@ -192,7 +192,7 @@ def test_steps_and_ranks_are_found_in_every_kind_of_folder(tmp_path):
     assert find_parts(tmp_path / "step2" / "rank1" / "dump.json")[0].rank == 1
 
 
-def test_a_path_without_a_dump_is_told_in_one_sentence(tmp_path):
+def test_a_path_without_a_dump_is_reported_in_one_sentence(tmp_path):
     for path, words in ((tmp_path / "nope", "does not exist"), (tmp_path, "contains no dump")):
         with pytest.raises(UsageError, match=words):
             find_parts(path)

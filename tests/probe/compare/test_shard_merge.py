@@ -171,7 +171,7 @@ def test_more_ranks_than_parts_are_copies_of_the_first(tmp_path, files):
     assert (findings.first, findings.n_compared, findings.n_nothing) == (None, 15, 0)
 
 
-def test_shapes_that_do_not_add_up_are_told(tmp_path):
+def test_shapes_that_do_not_add_up_are_reported(tmp_path):
     a = write_ranks(tmp_path / "a", [layer(X, W1, BIAS, W2)])
     ranks = halves()
     ranks[1][0].parameters["weight"] = W1[8:13]

@@ -247,7 +247,7 @@ def test_a_factor_is_no_rounding_even_if_it_is_as_small(tmp_path):
     assert "times A" in first.sentences[0]
 
 
-def test_shapes_are_told(tmp_path):
+def test_shapes_are_reported(tmp_path):
     first = compare(tmp_path, chain(X, X), chain(X, X.T.copy())).first
     assert first.kind == "shape"
     assert first.sentences[0] == "its shape is [64, 32] in A and [32, 64] in B"
@@ -263,7 +263,7 @@ def test_rows_in_another_order_are_found_by_checksum_sketch_or_tensors(tmp_path,
     assert "order" in first.sentences[0]
 
 
-def test_a_value_that_one_side_lacks_is_told(tmp_path):
+def test_a_value_that_one_side_lacks_is_reported(tmp_path):
     a = [Call("Functional.linear.0.backward", [X], [X, X])]
     b = [Call("Functional.linear.0.backward", [X], [X, None])]
     first = compare(tmp_path, a, b).first

@@ -102,7 +102,7 @@ def test_the_section_of_the_task_given_as_an_argument_is_used(write):
     assert load_config("pytorch", path, task="tensor").list == ("b",)
 
 
-def test_an_old_config_loads_and_what_changes_nothing_is_said(write):
+def test_an_old_config_loads_and_what_changes_nothing_is_reported(write):
     notes = load_config("pytorch", write(PACKAGED_OLD)).notes
     assert len(notes) == 1
     assert '"seed"' in notes[0]
@@ -181,7 +181,7 @@ def test_null_is_unset_and_remarks_are_free(write):
     assert load_config("pytorch", write(values)).level == "L1"
 
 
-def test_a_rank_filter_that_leaves_this_process_out_is_said(write):
+def test_a_rank_filter_that_leaves_this_process_out_is_reported(write):
     config = load_config("pytorch", write({"rank": ["4-5"]}))
     assert not config.wants_rank(0)
     assert config.wants_rank(4)
@@ -196,7 +196,7 @@ def test_a_rank_filter_that_leaves_this_process_out_is_said(write):
     assert alone.rank_note(None) is None
 
 
-def test_a_step_filter_that_matched_nothing_is_said(write):
+def test_a_step_filter_that_matched_nothing_is_reported(write):
     config = load_config("pytorch", step=["5-9"])
     assert config.wants_step(5)
     assert not config.wants_step(4)

@@ -78,7 +78,7 @@ def _dump_until_killed(path: Path, seed: int) -> tuple[int, int]:
 
 def _check_json(path: Path, n_added: int, n_flushed: int) -> None:
     files = {file.name: json.loads(file.read_text()) for file in path.glob("*.json")}
-    # "a" is told after the call returned, so one more entry may be on its way.
+    # "a" is written after the call returned, so one more entry may be on its way.
     flushed = files.get("dump.json", {}).get("data", {})
     assert n_flushed <= len(flushed) <= n_added + 1
     entries = flushed | {

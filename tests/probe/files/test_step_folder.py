@@ -213,7 +213,7 @@ def test_a_signal_handler_may_flush_and_close_in_the_middle_of_an_add(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["construct.json", "dump.json", "stack.json"]
 
 
-def test_a_full_disk_is_told_once_and_what_was_collected_is_written_when_there_is_room(
+def test_a_full_disk_is_reported_once_and_what_was_collected_is_written_when_there_is_room(
     tmp_path, monkeypatch, caplog
 ):
     folder = StepFolder(tmp_path, header=HEADER)

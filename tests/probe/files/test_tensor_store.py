@@ -160,7 +160,7 @@ def test_the_queue_holds_no_more_than_its_bytes(tmp_path, monkeypatch):
     assert seen == ["a.pt", "b.pt", "c.pt", "large.pt"]
 
 
-def test_errors_are_told_once_and_counted(tmp_path, monkeypatch, caplog):
+def test_errors_are_reported_once_and_counted(tmp_path, monkeypatch, caplog):
     store = TensorStore(tmp_path / "data")
 
     def full(*_):

@@ -1,7 +1,7 @@
 """The programs that are run under real msProbe and under ours, and the part of their files that is compared.
 
     CASES["mix md5 mlp"] ──> run_case(case, folder, PrecisionDebugger) ──> dump ──> extract(folder) ──> golden/*.json
-    CASES["mix md5 mlp"] ──> run_program(case, debugger) ──> the same without a folder, whoever watches
+    CASES["mix md5 mlp"] ──> run_program(case, debugger) ──> the same without a folder, with either probe
 
 Needs torch only, so that a Python with msProbe and without windtunnel can run it too.
 """

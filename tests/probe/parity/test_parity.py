@@ -63,7 +63,7 @@ def test_the_files_are_those_of_msprobe(tmp_path, name):
 
 
 def test_a_difference_is_found(tmp_path):
-    """The comparison itself can fail: a value, a name, a parent and a checksum that were changed are told."""
+    """The comparison itself can fail: a value, a name, a parent and a checksum that were changed are reported."""
     golden = json.loads((GOLDEN / file_name("mix md5 mlp")).read_text())
     case = CASES["mix md5 mlp"]
     ours = json.loads(json.dumps({key: value for key, value in golden.items() if key != "made_with"}))

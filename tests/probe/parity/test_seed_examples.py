@@ -331,7 +331,7 @@ def test_single_points_and_their_gradients(tmp_path):
     assert dump["hidden.0.debug"]["h"]["data_name"] == "hidden.0.debug.h.pt"
 
 
-def test_what_cannot_be_saved_is_told(tmp_path, caplog):
+def test_what_cannot_be_saved_is_reported(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="debug", task="statistics")
     debugger.save({1, 2}, "a set")
     debugger.save("text", "text")

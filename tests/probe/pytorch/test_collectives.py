@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands.warm import run_warm_ranks
 from tests.probe.probing import Dump
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "two_ranks.py"
@@ -20,22 +18,8 @@ GROUP = {"type": "torch.ProcessGroup", "group_ranks": [0, 1], "group_id": "77849
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(PROGRAM), str(rank), str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=900)
-            assert rank.returncode == 0, errors.decode()
-    finally:
-        for rank in ranks:
-            rank.kill()
+    for rank in run_warm_ranks([["-W", "error", PROGRAM, rank, folder] for rank in range(2)]):
+        assert rank.returncode == 0, rank.stderr
     return folder
 
 

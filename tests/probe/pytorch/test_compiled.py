@@ -62,7 +62,7 @@ def small() -> nn.Module:
 
 
 class Program:
-    """A model compiled in one of several ways, and steps of it that all begin alike."""
+    """A model compiled in one of several ways, and steps of it that all start from the same state."""
 
     def __init__(self, way: str = WAYS[0], backend: str = "aot_eager", make=Net, **kinds: bool) -> None:
         torch.manual_seed(0)
@@ -288,7 +288,7 @@ def test_a_backend_that_does_not_take_notes_runs_without_them(tmp_path, caplog):
     assert "I know only aten" in told
 
 
-def test_what_cannot_be_collected_is_said_with_its_name(tmp_path, caplog):
+def test_what_cannot_be_collected_is_reported_with_its_name(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     collected(tmp_path / "checkpoint", "L0", Program(checkpoints=True))
     collected(tmp_path / "kernels", "L2", Program())
@@ -348,7 +348,7 @@ def test_a_compiled_optimizer_is_compiled_as_without_us(tmp_path, level):
 
 
 @pytest.mark.parametrize("level", ["L0", "L1"])
-def test_threads_that_run_compiled_code_are_told_apart(tmp_path, level):
+def test_threads_that_run_compiled_code_are_distinguished(tmp_path, level):
     program = Program("model.compile()")
     program.step()
     debugger = make_debugger(tmp_path, level=level, task="statistics")

@@ -165,7 +165,7 @@ def test_an_exception_of_the_function_is_the_users(tmp_path):
         ((types.SimpleNamespace(fused=abs), "fused", 7), "register_custom_api was given 7 as a name"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(tmp_path, arguments, said):
+def test_mistakes_are_reported_in_a_sentence(tmp_path, arguments, said):
     debugger = make_debugger(tmp_path)
     with pytest.raises(UsageError, match=said):
         debugger.register_custom_api(*arguments)

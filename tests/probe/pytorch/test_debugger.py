@@ -157,7 +157,7 @@ def test_a_wrong_value_is_named(tmp_path, keys, word):
     assert word in _message(lambda: make_debugger(tmp_path, **keys))
 
 
-def test_a_filter_that_matches_nothing_is_told(tmp_path, caplog):
+def test_a_filter_that_matches_nothing_is_reported(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1", task="statistics", list=["no_such_api"])
     debugger.start()
     F.relu(X)
@@ -167,12 +167,12 @@ def test_a_filter_that_matches_nothing_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("name", "is_told"), [("no_such_api", True), ("relu", False)])
-def test_a_list_of_tensors_that_matches_nothing_is_told(tmp_path, caplog, name, is_told):
+def test_a_list_of_tensors_that_matches_nothing_is_reported(tmp_path, caplog, name, is_told):
     probe(tmp_path, lambda: F.relu(X), task="statistics", tensor_list=[name])
     assert any("no tensor was saved" in record.getMessage() for record in caplog.records) == is_told
 
 
-def test_steps_that_never_come_are_told(tmp_path, caplog):
+def test_steps_that_never_come_are_reported(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1", step=[7])
     debugger.start()
     debugger.step()
@@ -181,7 +181,7 @@ def test_steps_that_never_come_are_told(tmp_path, caplog):
     assert not (tmp_path / "dump").exists() or not list((tmp_path / "dump").iterdir())
 
 
-def test_a_rank_without_a_group_is_told(tmp_path, caplog):
+def test_a_rank_without_a_group_is_reported(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1", rank=[3])
     debugger.start(rank_id=0)
     F.relu(X)
@@ -190,7 +190,7 @@ def test_a_rank_without_a_group_is_told(tmp_path, caplog):
     assert any("rank" in record.getMessage() for record in caplog.records)
 
 
-def test_save_at_another_level_is_told(tmp_path, caplog):
+def test_save_at_another_level_is_reported(tmp_path, caplog):
     debugger = make_debugger(tmp_path, level="L1")
     debugger.save(X, "x")
     assert any("debug" in record.getMessage() for record in caplog.records)

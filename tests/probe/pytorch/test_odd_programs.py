@@ -1,4 +1,4 @@
-"""Modules, tensors and modes of every kind: nothing breaks, and what can be told of them is told."""
+"""Modules, tensors and modes of every kind: nothing breaks, and what can be recorded of them is recorded."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_modules_of_every_kind_compute_what_they_did(tmp_path, name, level):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_scripted_modules_are_told(tmp_path, caplog):
+def test_scripted_modules_are_reported(tmp_path, caplog):
     net = _scripted()
     dump = probe(tmp_path, lambda: net(X), net, level="L0")
     assert dump.names() == ["Module.0.Linear.forward.0"]

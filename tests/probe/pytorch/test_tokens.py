@@ -83,7 +83,7 @@ def test_the_prompt_is_token_0_of_generate(tmp_path):
         ([-1, 1], r"token_range \[-1, 1\] contains no token"),
     ],
 )
-def test_a_wrong_range_is_said_in_a_sentence(tmp_path, token_range, said):
+def test_a_wrong_range_is_reported_in_a_sentence(tmp_path, token_range, said):
     debugger = make_debugger(tmp_path, level="L1", task="statistics")
     with pytest.raises(UsageError, match=said):
         debugger.start(Step(), token_range=token_range)
@@ -130,7 +130,7 @@ def test_a_batch_without_the_request_is_not_collected_and_the_next_one_is(tmp_pa
 
 
 @pytest.mark.parametrize("scheduled", [[("a", 3)], {"a": 0}, {"a": 1.5}, {3: 3}])
-def test_wrong_scheduled_tokens_are_said_in_a_sentence(tmp_path, scheduled):
+def test_wrong_scheduled_tokens_are_reported_in_a_sentence(tmp_path, scheduled):
     debugger = _with_request(tmp_path, "b")
     with pytest.raises(UsageError, match="scheduled_tokens"):
         debugger.start(scheduled_tokens=scheduled)

@@ -298,7 +298,7 @@ def test_operators_in_place_have_their_own_names_and_gradients(tmp_path):
 
 
 def test_an_operation_in_place_on_a_view(tmp_path):
-    """Autograd rewrites the history of the base; what is known is told, nothing is told wrongly."""
+    """Autograd rewrites the history of the base; what is known is recorded, and nothing is recorded wrongly."""
     x, y = X.clone().requires_grad_(), _randn(6).requires_grad_()
     base = x.clone()
 

@@ -59,7 +59,7 @@ def test_dtr_is_tried_at_every_budget(advice):
     assert advice.every_block.peak_bytes in advice.budgets
 
 
-def test_what_a_set_drops_is_told_by_operator(advice):
+def test_what_a_set_drops_is_reported_by_operator(advice):
     tightest = advice.of("fixed set")[-1]
     assert [d.operator for d in tightest.dropped] == ["aten.exp.default"]
     assert tightest.dropped[0].n_bytes == tightest.dropped[0].n_calls * 10 * MB

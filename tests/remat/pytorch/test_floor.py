@@ -37,7 +37,7 @@ def test_no_threshold_makes_the_peak_higher_than_plain_training_s(name):
         assert found.n_computed > 0, share
 
 
-# -- what is told -------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------
 
 
 def _told(model) -> list[str]:

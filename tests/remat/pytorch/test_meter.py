@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
+from tests.commands.warm import run_warm_python
 from tests.remat.memory_events import watched
 from tests.remat.pytorch import training
 from windtunnel.remat.pytorch import meter as torch_meter
@@ -76,9 +75,7 @@ def test_tensors_from_before_are_counted():
         del x, view
         assert meter.live_bytes() == before - 10_000_000, meter.live_bytes()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=900
-    )
+    done = run_warm_python(["-c", textwrap.dedent(program)])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torch does not complain of frees it knows nothing of
 

@@ -137,7 +137,7 @@ def test_a_recorded_step_knows_the_time_the_need_and_the_readers():
 
 
 def test_foresight_keeps_what_is_needed_next():
-    """a and b are alike but for their next use; without foresight the one that lay idle longer goes."""
+    """a and b differ only in their next use; without foresight the one that was idle longer is evicted."""
     program = (
         constant("x", 1),
         call("a", "x", 50, 10),

@@ -27,7 +27,7 @@ def test_a_call_names_its_outputs_and_what_is_still_held_is_pinned_at_the_end():
     assert steps[3:] == (Release(0), Release(1), Pin(2))
 
 
-def test_a_mutation_makes_a_new_tensor_of_the_whole_storage_and_lets_go_of_the_old():
+def test_a_mutation_makes_a_new_tensor_of_the_whole_storage_and_releases_the_old():
     steps = log(constant("x", 8), call("a", "x", 5, 16), view("v", "a", 1), mutate("x v", [1], 7)).steps
     assert steps[4] == Compute("op_", 7, (0, 2), (3,), (16,), (-1,))
     assert steps[5:] == (Release(2), Pin(0), Pin(1), Pin(3))

@@ -1,4 +1,4 @@
-"""A program as a runtime that owns its tensors is told of it."""
+"""A program as the sequence of calls that a runtime with its own tensors receives."""
 
 from __future__ import annotations
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.commands.warm import run_warm_python
 
 
 @pytest.mark.parametrize(
     "name", ["convolutions", "attention", pytest.param("accumulation", marks=pytest.mark.thorough)]
 )
 def test_a_dry_run_predicts_every_eviction(name):
-    command = [sys.executable, "-m", "tests.remat.simulated.predicted_programs", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_warm_python(["-m", "tests.remat.simulated.predicted_programs", name])
     assert done.returncode == 0, done.stderr[-2000:]
     for both in json.loads(done.stdout.splitlines()[-1]):
         predicted, live = both["predicted"], both["live"]

@@ -258,7 +258,7 @@ def test_the_verdict_the_advice_and_the_notes_are_in_the_report_and_the_advice_i
         ("\udcff", "byte 0 is not valid UTF-8"),
     ],
 )
-def test_what_is_wrong_with_a_report_is_said_in_words(text, said, tmp_path):
+def test_what_is_wrong_with_a_report_is_reported_in_words(text, said, tmp_path):
     path = tmp_path / "report.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(CorruptFile) as refused:

@@ -30,7 +30,7 @@ def test_blocks_come_first_with_what_they_hold_of_the_need():
     assert (second["module"], second["bytes"]) == ("<script>alert(1)</script>", 3 * GIB)
 
 
-def test_the_tightest_rank_is_the_one_that_is_told():
+def test_the_tightest_rank_is_the_one_that_is_reported():
     other = replace(LARGE, rank=1, at_peak_by_module=(ModuleShare("head", "activations", GIB),))
     assert [row["module"] for row in checkpoint_first(run_of(FITTING, other))] == ["head"]
 

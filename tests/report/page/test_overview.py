@@ -210,7 +210,7 @@ def test_a_cpu_has_no_limit(show):
     assert "to spare" not in view.text
 
 
-def test_a_limit_far_off_is_told_rather_than_drawn(show):
+def test_a_limit_far_off_is_reported_rather_than_drawn(show):
     view = show("idle")
     assert view.find_elements("css selector", ".overview-limit") == []
     assert f"79.00 GiB usable is {79 * GIB // (61 * MIB):,} times as long as this bar" in view.text
@@ -228,7 +228,7 @@ def test_links_lead_to_the_other_views(show, browser):
     assert browser.execute_script("return location.hash") == "#peak"
 
 
-def test_warnings_are_counted_and_what_ranks_say_alike_is_said_once(show, browser):
+def test_warnings_are_counted_and_what_ranks_say_alike_is_reported_once(show, browser):
     view = show("warned", "warnings")
     assert (
         browser.find_element("id", "tab-warnings").text == "Warnings (5)"

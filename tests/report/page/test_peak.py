@@ -137,7 +137,7 @@ def test_everything_adds_up_to_the_peak_of_the_report(show, memory):
     }
 
 
-def test_layers_are_together_until_they_are_told_apart(show):
+def test_layers_are_together_until_they_are_distinguished(show):
     view = show()
     assert _nodes(view)[:3] == [
         "alive at the peak, 208.0 MiB, 100.0 %",
@@ -268,7 +268,7 @@ def test_what_was_thinned_away_still_counts(show):
     assert _total(view) == "208.0 MiB"
 
 
-def test_a_rank_without_details_is_told_by_module(show, browser):
+def test_a_rank_without_details_is_reported_by_module(show, browser):
     view = show("two")
     browser.execute_async_script("windtunnel.page.choose({rank: 1}); setTimeout(arguments[0], 50)")
     assert "Only the tightest rank is shown with every allocation" in view.text

@@ -18,7 +18,7 @@ from windtunnel.units import format_bytes
 
 DEMO = Path(__file__).parents[3] / "examples" / "qwen25_7b.py"
 VIEWS = ("overview", "memory", "peak", "allocator", "time", "warnings")
-# Whoever runs it shows up as window.pwned; the ways in are a file, a function's file, a class, two modules, an axis.
+# A script that runs sets window.pwned; the ways in are a file, a function's file, a class, two modules, an axis.
 MARKUP = """
 import torch
 import torch.distributed as dist
@@ -279,7 +279,7 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(phone, qwen, markup
 
 
 def test_the_page_as_it_is_served_asks_for_nothing_but_itself(browser, qwen):
-    """The server's policy lets the page's own scripts run, and a window be opened that the page can talk to."""
+    """The server's policy lets the page's own scripts run, and the page opens a window that it can send messages to."""
     with PageServer(saved_page(qwen)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for view in VIEWS:

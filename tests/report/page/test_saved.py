@@ -57,7 +57,7 @@ def test_columns_come_back_as_they_were(values, is_rising):
 @pytest.mark.parametrize(
     "change", [{"n": 4}, {"n": -1}, {"n": 10**9}, {"data": "!"}, {"data": "AAAA"}, {"type": "O"}]
 )
-def test_a_column_that_does_not_keep_its_word_is_refused(change):
+def test_a_column_that_breaks_its_declared_layout_is_refused(change):
     with pytest.raises((ValueError, KeyError)):
         read_column(pack([1, 2, 3]) | change)
 

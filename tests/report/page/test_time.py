@@ -100,7 +100,7 @@ def test_the_page_gets_the_last_step_packed_and_small(trace):
     assert trace_document([]) is None
 
 
-def test_the_job_is_told_in_figures_and_sentences(shown):
+def test_the_job_is_reported_in_figures_and_sentences(shown):
     facts = _text(shown, ".time-facts").splitlines()
     assert facts[:3] == ["a step", "1 s", "the first takes 1.25 s"]
     assert {"8,192", "50.0 %", "66.7 %", "10.0 %"} <= set(facts)
@@ -243,7 +243,7 @@ def test_perfetto_gets_every_slice_at_its_time(shown, trace):
     assert "has the trace" in _text(shown, ".perfetto-save + span")
 
 
-def test_a_blocked_tab_is_said(shown):
+def test_a_blocked_tab_is_reported(shown):
     shown.execute_script("window.open = () => null")
     _click(shown, ".perfetto-open")
     assert "allow pop-ups" in _text(shown, ".perfetto-save + span")

@@ -24,7 +24,7 @@ def test_the_picture_has_two_panels_the_card_and_the_best(tmp_path):
         assert words in text, words
 
 
-def test_several_policies_are_told_apart(tmp_path):
+def test_several_policies_are_distinguished(tmp_path):
     points = tuple(point(size, 1.5, 6, policy=name) for name in ("dtr", "lru") for size in (4, 6))
     text = _text(tmp_path, result(points))
     assert ">dtr<" in text

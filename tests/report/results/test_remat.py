@@ -45,7 +45,7 @@ def test_when_nothing_fits_the_floor_is_named():
     )
 
 
-def test_what_is_assumed_is_said():
+def test_what_is_assumed_is_reported():
     first, second, third = assumptions(result())
     assert first == (
         "operator times come from a roofline of 2080ti-11gb (616 GB/s, 13.4 fp32 and 53.8 half precision TFLOPS);"
@@ -55,7 +55,7 @@ def test_what_is_assumed_is_said():
     assert third.startswith("the best threshold leaves 5% of that free")
 
 
-def test_measured_costs_and_other_allocators_are_said():
+def test_measured_costs_and_other_allocators_are_reported():
     found = list(assumptions(result(costs=CostSource("c.json", 7, 9), allocator="megengine")))
     assert found[0].startswith(
         "operator times are measured (c.json) for 7 of 9 kinds of operators, and come from a roofline of 2080ti-11gb"

@@ -66,7 +66,7 @@ def test_the_largest_part_is_named_with_what_helps(parts, begins, advice):
     assert "5 % operators that move bytes" in text  # exactly one in twenty is worth naming
 
 
-def test_copies_to_and_from_the_host_are_told_apart():
+def test_copies_to_and_from_the_host_are_distinguished():
     offloading = replace(PROFILE, by_class={"transfer": 3.0, "matmul": 1.0})
     assert bound_by(time(4.0), offloading) == (
         "75 % of the step is copies between host and device; 25 % matrix products, convolutions and attention;"
@@ -114,7 +114,7 @@ def test_one_rank_has_nobody_to_be_slower_than():
     assert slowest_why({0: only}, only) == ""
 
 
-def test_ranks_alike():
+def test_equal_ranks_are_grouped():
     found = ranks(time(1.0), time(1.01), time(1.0))
     assert slowest_why(found, found[1]) == "all ranks are busy for about the same time"
 

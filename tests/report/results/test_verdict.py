@@ -113,10 +113,10 @@ def test_a_small_share_is_called_that():
     assert "(under 1%)" in verdict(run_of(tiny))
 
 
-def test_a_device_that_was_never_used_is_said():
+def test_a_device_that_was_never_used_is_reported():
     idle = replace(FITTING, peak_bytes=0, peak_with_fragments_bytes=0, at_peak_bytes=RoleBytes())
     assert verdict(run_of(idle)).startswith("Runs, but allocated nothing on the a100-80gb")
 
 
-def test_nothing_simulated_is_said():
+def test_nothing_simulated_is_reported():
     assert verdict(run_of()) == "Nothing was simulated."

@@ -78,7 +78,7 @@ def test_a_little_of_the_card_is_left_for_fragments():
     assert [line.split()[8] for line in _text(tight).splitlines() if "at 36.00 GiB" in line] == ["just"]
 
 
-def test_what_is_not_certain_is_said():
+def test_what_is_not_certain_is_reported():
     loose = replace(SET, gap=0.021)
     unsolved = replace(SET, gap=float("inf"))
     text = _text(replace(ADVICE, points=(NOTHING, loose, unsolved), unreached_bytes=25 * GIB))

@@ -70,7 +70,7 @@ def test_every_part_of_the_report_is_there():
         assert part in text
 
 
-def test_where_it_first_fails_is_said():
+def test_where_it_first_fails_is_reported():
     assert "First allocation that does not fit: 2.00 GiB at step 1, forward, layers.3.mlp" in _shown(
         run_of(LARGE)
     )

@@ -27,7 +27,7 @@ def row(result, first, **more):
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_below_level_3_nothing_is_said():
+def test_below_level_3_nothing_is_reported():
     assert time_parts(run_of(FITTING)) == []
 
 
@@ -59,7 +59,7 @@ def test_a_model_without_recomputation_has_one_utilisation():
     assert "Model flops utilisation: 50.0 % of the bf16 peak" in lines(timed_run(time=same))
 
 
-def test_a_program_without_steps_is_told_as_a_whole():
+def test_a_program_without_steps_is_reported_as_a_whole():
     assert lines(timed_run(time=replace(TIME, n_steps=0)))[1] == (
         "Everything after the model is built takes 1.00 s"
     )
@@ -107,7 +107,7 @@ def test_shapes_are_shortened_where_there_is_no_room():
         (0.0, 9.0, "9 GB/s"),
     ],
 )
-def test_what_computes_is_told_by_arithmetic_however_slow(tflops, gbs, reached):
+def test_what_computes_is_reported_by_arithmetic_however_slow(tflops, gbs, reached):
     op = replace(PROFILE.operators[0], tflops=tflops, gbs=gbs)
     assert row(timed_run(timed_rank(SLOW, replace(PROFILE, operators=(op,)))), "aten.mm")[4] == reached
 
@@ -132,7 +132,7 @@ def test_layers_are_folded_and_small_ones_left_out():
     assert not any(line.startswith("tiny") for line in lines(run))
 
 
-def test_where_there_are_many_modules_their_parents_are_told():
+def test_where_there_are_many_modules_their_parents_are_reported():
     many = {f"part{i % 3}.sub{i}x{'y' * i}": 1.0 for i in range(12)}
     run = timed_run(timed_rank(SLOW, replace(PROFILE, by_module=many)))
     assert row(run, "part0") == ["part0", "4.00 s", "33.3%"]

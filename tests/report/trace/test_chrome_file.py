@@ -1,4 +1,4 @@
-"""trace_view.json: what stands in it, to the nanosecond, for programs written by hand."""
+"""trace_view.json: its contents, to the nanosecond, for programs written by hand."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_what_autograd_saved_and_loaded_ties_an_operator_to_its_backward(tmp_pat
     assert pairs == [("aten.exp", "aten.exp_backward"), ("aten.mm", "aten.mm_backward")]
 
 
-def test_a_forward_that_is_computed_again_is_told_apart(tmp_path):
+def test_a_forward_that_is_computed_again_is_distinguished(tmp_path):
     script = Script()
     script.enter("net")
     script.kernel("aten.first.default", host=0)

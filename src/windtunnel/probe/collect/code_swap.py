@@ -1,4 +1,4 @@
-"""Temporarily redirect Python functions to a recorder, whoever holds a reference to them.
+"""Temporarily redirect Python functions to a recorder, no matter who holds a reference to them.
 
     swap(function, recorder) ──> function(*args) ──> recorder(original, args, kwargs) ──> restore()
 

@@ -28,7 +28,8 @@ class LayerHooks:
         self.collector = collector
         self.writer = writer
         self.scopes = scopes
-        self._handles: list[Any] = []
+        self._handles: list[Any] = []  # of each layer the one before and the one after
+        self._named: list[tuple[str, Any]] = []  # the layers that have hooks
         self._gradients = ParameterGradients(collector, writer)
         self._open = threading.local()
 
@@ -56,13 +57,14 @@ class LayerHooks:
         """Hook every layer; calling it again does nothing until `remove`."""
         if self._handles:
             return
-        for name, layer in self.named_layers(model):
+        self._named = self.named_layers(model)
+        for name, layer in self._named:
             self._watch(name, layer)
 
     def remove(self) -> None:
         """Remove the hooks of the layers. Hooks on the graph stay, because its backward may run later."""
         self._calls().clear()  # layers that are still running, or were interrupted
-        handles, self._handles = self._handles, []
+        handles, self._handles, self._named = self._handles, [], []
         for handle in handles:
             handle.remove()
         self._gradients.remove_finished()
@@ -73,10 +75,10 @@ class LayerHooks:
 
     def _watch(self, name: str, layer: Any) -> None:
         def before(_: Any, args: tuple, kwargs: dict) -> None:
-            self._before(name, layer, args, kwargs)
+            self.before(name, layer, args, kwargs)
 
         def after(_: Any, args: tuple, kwargs: dict, output: Any) -> None:
-            self._after(name, layer, output)
+            self.after(name, layer, output)
 
         self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         # always_call: also after an exception, so that the stack of layers stays right
@@ -84,7 +86,8 @@ class LayerHooks:
 
     # -- one call ------------------------------------------------------------------------------------------
 
-    def _before(self, name: str, layer: Any, args: tuple, kwargs: dict) -> None:
+    def before(self, name: str, layer: Any, args: tuple, kwargs: dict) -> None:
+        """A layer begins; called by its hook."""
         try:
             self._begin(name, layer, args, kwargs)
         except Exception as error:
@@ -106,7 +109,8 @@ class LayerHooks:
             self.scopes.stack.append(scope)
             self._calls().append((layer, scope, call))
 
-    def _after(self, name: str, layer: Any, output: Any) -> None:
+    def after(self, name: str, layer: Any, output: Any) -> None:
+        """A layer ends; called by its hook."""
         try:
             self._end(name, layer, output)
         except Exception as error:

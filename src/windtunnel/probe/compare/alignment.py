@@ -1,4 +1,4 @@
-"""Align two sequences that are mostly alike, so that an extra element on one side shifts nothing.
+"""Align two sequences that are mostly equal, so that an extra element on one side shifts nothing.
 
     codes of both sides, strictest first ──> common ends ──> unique anchors ──> small gaps by dynamic programming
                                                                            └──> pairs (i, j), both ascending

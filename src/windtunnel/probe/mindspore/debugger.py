@@ -34,7 +34,7 @@ from windtunnel.probe.mindspore.pynative.apis import ApiStandIns
 from windtunnel.probe.mindspore.pynative.calls import CallWriter
 from windtunnel.probe.mindspore.pynative.cells import CellHooks
 from windtunnel.probe.mindspore.pynative.elements import Elements
-from windtunnel.probe.mindspore.pynative.errors import HonestCollector
+from windtunnel.probe.mindspore.pynative.errors import MindSporeCollector
 from windtunnel.probe.mindspore.pynative.gradients import current_pass
 from windtunnel.probe.mindspore.pynative.kernels import CellPlaces, KernelMode
 from windtunnel.probe.mindspore.pynative.primitives import Primitives
@@ -104,7 +104,7 @@ class Debugger(AnyDebugger):
         # With bench_path, calls are compared by checksum.
         summary = "md5" if config.bench_path is not None else config.summary_mode
         self.meter = MindSporeMeter(summary, config.precision)
-        self.collector = HonestCollector(config, self.meter.settle)
+        self.collector = MindSporeCollector(config, self.meter.settle)
         self.elements = Elements(self.meter, config.slices, config.async_dump)
         self.writer = CallWriter(self.collector, self.elements)
         self.scopes = Scopes()

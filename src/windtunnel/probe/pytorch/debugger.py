@@ -21,7 +21,7 @@ from windtunnel.probe.collect.debugger import MODULE_LEVELS, Part
 from windtunnel.probe.collect.debugger import Debugger as AnyDebugger
 from windtunnel.probe.collect.saved_points import PointWriter as AnyPointWriter
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.pytorch.compiled.switchboard import CompiledCode
+from windtunnel.probe.pytorch.compile_watch import CompileWatch
 from windtunnel.probe.pytorch.eager.apis import ApiMode, OperatorNames
 from windtunnel.probe.pytorch.eager.autograd_functions import FunctionUnits
 from windtunnel.probe.pytorch.eager.backward import BackwardModes, InBackward
@@ -62,8 +62,9 @@ class Debugger(AnyDebugger):
         self.scopes = Scopes()
         self.points = _PointWriter(self.collector, self.elements)
         parts = _parts_for(config.level, self.collector, self.writer, self.scopes, self.custom_apis)
-        self.compiled = CompiledCode(self.collector, self.writer, self.scopes, self.version)
-        self.parts = self.compiled.connected(parts)
+        recorded = [part for part in parts if isinstance(part, ModuleHooks) and config.level in MODULE_LEVELS]
+        self.compiled = CompileWatch(self.collector, self.writer, self.scopes, self.version, *recorded)
+        self.parts = [self.compiled, *parts]
 
     def is_model(self, item: Any) -> bool:
         return isinstance(item, nn.Module)
@@ -76,11 +77,10 @@ class Debugger(AnyDebugger):
         return None, None
 
     def area_for(self, model: Any) -> str:
-        self.compiled.decide(model)
         note = scripted_note(model) if self.config.level in MODULE_LEVELS else None
         if note is not None:
             self.tell_once(note)
-        return self.compiled.area
+        return self.compiled.area_for(model)
 
 
 def _parts_for(

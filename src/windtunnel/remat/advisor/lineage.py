@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from windtunnel.events.model import CallFlag
 from windtunnel.remat.advisor.account import Costs
-from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_blank, is_fill, is_replayable
+from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_blank, is_fill, is_rerunnable
 from windtunnel.remat.simulated.program import Alloc, Call, Free, Load, Program, Return, Save, Unsave
 
 __all__ = ["NEVER", "Lineage", "Result", "Unit", "trace_lineage"]
@@ -181,7 +181,7 @@ class _Tracer:
 
     def _can_run_again(self, call: Call, old: int) -> bool:
         flags = CallFlag(call.flags)
-        if CallFlag.GRAD not in flags or CallFlag.ODD in flags or not is_replayable(call.name, self.is_cuda):
+        if CallFlag.GRAD not in flags or CallFlag.ODD in flags or not is_rerunnable(call.name, self.is_cuda):
             return False
         if not call.written:
             return True

@@ -27,7 +27,7 @@ from windtunnel.remat.pytorch.recipe import (
     generator_state,
     value_of,
 )
-from windtunnel.remat.pytorch.traits import Conduct, Traits, traits_of
+from windtunnel.remat.pytorch.traits import Effect, Traits, traits_of
 from windtunnel.timing.cost import cost_key
 
 __all__ = ["Recorder"]
@@ -71,10 +71,10 @@ class Recorder(TorchDispatchMode):
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = traits_of(func, self.host.device.type == "cuda")
-        conduct = traits.conduct
-        if conduct == Conduct.VIEW or not self.host.is_recording:
+        effect = traits.effect
+        if effect == Effect.VIEW or not self.host.is_recording:
             return func(*args, **kwargs)
-        if conduct == Conduct.WRITES:
+        if effect == Effect.WRITES:
             if (
                 not traits.is_local
             ):  # another thread may have to join it first, so it must not wait for our lock
@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
         if traits.statistics and _is_training(args):
             self._before_hidden_writes(traits, args)
         is_left_alone = not torch.is_grad_enabled() or self._is_on_side_stream()
-        if conduct == Conduct.PLAIN and not is_left_alone:
+        if effect == Effect.PLAIN and not is_left_alone:
             return self._run(func, traits, args, kwargs)
         if traits.is_seeded:
             with self.host.lock:  # see _run
@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
         out = self.host.with_retry(func, args, kwargs)
         if is_left_alone:
             return out
-        if conduct == Conduct.BLANK and self._is_ours(out):
+        if effect == Effect.BLANK and self._is_ours(out):
             out.untyped_storage()._windtunnel = Blank(out)
         return out
 
@@ -172,16 +172,16 @@ class Recorder(TorchDispatchMode):
             if len(targets) == 1 and self._is_ours(targets[0])
             else None
         )
-        can_replay = (
+        can_rerun = (
             old is not None
-            and traits.is_replayable
+            and traits.is_rerunnable
             and traits.written == (0,)
             and torch.is_grad_enabled()
             and (isinstance(old, LiveValue) or (traits.fills and _covers(targets[0], old)))
         )
         recipe = references = state = None
         if (
-            can_replay
+            can_rerun
         ):  # references are taken before the write, because they are to the versions and values it reads
             references = _References(host.device, (), written=targets[0], old=old)
             recipe = references.recipe(func, args, kwargs)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_replayable
+from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_rerunnable
 
-__all__ = ["FILLS", "Conduct", "Traits", "traits_of"]
+__all__ = ["FILLS", "Effect", "Traits", "traits_of"]
 
 # In-place operators whose result does not depend on what was there.
 FILLS = frozenset(
@@ -25,7 +25,7 @@ _BLANKS = frozenset("empty empty_like empty_strided empty_permuted new_empty new
 _WRITTEN_BY_COLLECTIVES = frozenset("tensors output outputs output_tensor output_tensors".split())
 
 
-class Conduct(IntEnum):
+class Effect(IntEnum):
     VIEW = 0  # result shares memory with an input
     PLAIN = 1  # reads its inputs, makes new outputs, can be run again
     WRITES = 2  # changes one or more of its inputs
@@ -36,9 +36,9 @@ class Conduct(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Traits:
     name: str
-    conduct: Conduct
+    effect: Effect
     is_seeded: bool  # draws from the device's generator
-    is_replayable: bool
+    is_rerunnable: bool
     written: tuple[int, ...]  # positions of arguments written to; -1: keyword only (out=)
     fills: bool  # a write that does not read the old content
     statistics: tuple[
@@ -59,22 +59,22 @@ def traits_of(operator: Any, is_cuda: bool) -> Traits:
     )
     is_view = not written and any(result.alias_info is not None for result in schema.returns)
     tags = operator.tags
-    can_replay = (
-        is_replayable(name, is_cuda)
+    can_rerun = (
+        is_rerunnable(name, is_cuda)
         and torch.Tag.dynamic_output_shape not in tags
         and torch.Tag.data_dependent_output not in tags
         and getattr(torch.Tag, "nondeterministic_bitwise", None) not in tags
         and torch.Tag.inplace_view not in tags
     )
     if base in _BLANKS:
-        conduct = Conduct.BLANK
+        effect = Effect.BLANK
     elif written:
-        conduct = Conduct.WRITES
+        effect = Effect.WRITES
     elif is_view:
-        conduct = Conduct.VIEW
+        effect = Effect.VIEW
     else:
-        conduct = Conduct.PLAIN if can_replay else Conduct.OTHER
+        effect = Effect.PLAIN if can_rerun else Effect.OTHER
     return Traits(
-        name, conduct, torch.Tag.nondeterministic_seeded in tags, can_replay, written, base in FILLS,
+        name, effect, torch.Tag.nondeterministic_seeded in tags, can_rerun, written, base in FILLS,
         tuple(HIDDEN_WRITES.get(base, ())), name.startswith(("aten.", "prims.")),
     )  # fmt: skip

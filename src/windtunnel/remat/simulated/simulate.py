@@ -20,7 +20,7 @@ from windtunnel.remat.engine import Engine, Settings
 from windtunnel.remat.rerunnable import (
     is_blank,
     is_fill,
-    is_replayable,
+    is_rerunnable,
     writes_first_input,
 )
 from windtunnel.remat.simulated import program as p
@@ -241,7 +241,7 @@ class _Simulation:
             self._record(call)
 
     def _is_plain(self, call: p.Call) -> bool:
-        return bool(call.flags & CallFlag.GRAD) and is_replayable(call.name, self.is_cuda)
+        return bool(call.flags & CallFlag.GRAD) and is_rerunnable(call.name, self.is_cuda)
 
     def _record(self, call: p.Call) -> None:
         """What a call made becomes values, if it is large enough."""
@@ -273,14 +273,14 @@ class _Simulation:
             self._before_write(target)
         self._write = None
         old = targets[0].value if len(call.written) == len(targets) == 1 else None
-        can_replay = (
+        can_rerun = (
             old is not None
             and writes_first_input(call.name)
-            and is_replayable(call.name, self.is_cuda)
+            and is_rerunnable(call.name, self.is_cuda)
             and call.flags & CallFlag.GRAD
             and (old is not BLANK or (is_fill(call.name) and call.flags & CallFlag.COVERS))
         )
-        if can_replay:
+        if can_rerun:
             found = self._reads(call, targets[0])
             if found.is_possible:
                 n_bytes = targets[0].n_bytes

@@ -5,7 +5,7 @@ construct ──> a token, new at every call ──> values noted, in the order 
 
 Nothing that computes depends on what is noted: no value of the user goes through an operator with side effects. So the
 compiler differentiates in the order it would without us, and sums of gradients keep their bits. The token comes from an
-operator without order, for gradients need it; its calls are told apart all the same.
+operator without order, for gradients need it; its calls are distinguished anyway.
 """
 
 from __future__ import annotations

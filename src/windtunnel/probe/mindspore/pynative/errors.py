@@ -12,7 +12,7 @@ from mindspore.graph.api import _pynative_executor
 
 from windtunnel.probe.collect.collector import Collector
 
-__all__ = ["HonestCollector", "ProgramError", "wait"]
+__all__ = ["MindSporeCollector", "ProgramError", "wait"]
 
 
 class ProgramError(Exception):
@@ -31,7 +31,7 @@ def wait() -> None:
         raise ProgramError(error) from error
 
 
-class HonestCollector(Collector):
+class MindSporeCollector(Collector):
     """Keeps the probe's errors from the program, but raises the program's own."""
 
     def guard(self, what: str, error: Exception) -> None:

@@ -20,13 +20,14 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from windtunnel.probe.pytorch.eager.attribute_swap import is_ours
+
 __all__ = [
     "hidden_modes",
     "hide_global_hooks",
     "hide_modes",
     "hide_module_hooks",
     "hide_operators",
-    "is_ours",
     "mark_traceable",
     "show_modes",
 ]
@@ -48,10 +49,6 @@ _TRACEABLE = "_windtunnel_traceable"
 Undo = Callable[[], None]
 _Kind = type[TorchFunctionMode] | type[TorchDispatchMode]
 Hidden = tuple[list[tuple[int, Any]], list[tuple[int, Any]]]  # (place, mode) of functions and of dispatch
-
-
-def is_ours(hook: Any) -> bool:
-    return (getattr(hook, "__module__", None) or "").startswith(_OURS)
 
 
 def mark_traceable(hook: Callable) -> None:

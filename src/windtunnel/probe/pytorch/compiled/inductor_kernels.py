@@ -27,7 +27,7 @@ import torch
 
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.files.notices import tell
-from windtunnel.probe.pytorch.compiled.attribute_swap import Swaps
+from windtunnel.probe.pytorch.eager.attribute_swap import Swaps
 from windtunnel.probe.pytorch.eager.calls import CallWriter
 from windtunnel.probe.pytorch.eager.elements import tensors_in
 

@@ -24,13 +24,11 @@ from windtunnel.probe.pytorch.compiled.hidden import mark_traceable
 from windtunnel.probe.pytorch.compiled.note_ops import connect, tracing_notes
 from windtunnel.probe.pytorch.compiled.note_values import pack, unpack
 from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
-from windtunnel.probe.pytorch.eager.modules import ModuleHooks, leaves, named_modules
+from windtunnel.probe.pytorch.eager.modules import WRAPPED, ModuleHooks, is_wrapper, leaves, named_modules
 
-__all__ = ["CompiledModuleHooks", "GraphNotes", "GraphStep", "eager_names", "is_wrapper"]
+__all__ = ["GraphNotes", "GraphStep", "TraceableHooks", "eager_names"]
 
 GraphStep = Callable[[], StepOutput | None]  # the step's folder for what runs inside graphs
-
-_WRAPPER = "_orig_mod"  # where torch.compile(module) keeps the module
 
 
 def eager_names(model: Any) -> list[tuple[str, nn.Module]]:
@@ -40,58 +38,67 @@ def eager_names(model: Any) -> list[tuple[str, nn.Module]]:
         if is_wrapper(module):
             continue
         prefix, _, path = name.partition(".")
-        parts = [part for part in path.split(".") if part != _WRAPPER]
+        parts = [part for part in path.split(".") if part != WRAPPED]
         if len(parts) > (1 if isinstance(model, nn.Module) else 2):  # else it is the given model itself
             found.append((f"{prefix}.{'.'.join(parts)}", module))
     return found
 
 
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether this is what torch.compile(module) returned; asked without loading Dynamo."""
-    return type(module).__name__ == "OptimizedModule" and _WRAPPER in module._modules
+class TraceableHooks:
+    """Hooks on modules that call `eager` in eager code, and put notes into graphs while a compiler traces them."""
 
-
-class CompiledModuleHooks(ModuleHooks):
-    """Hooks on modules that work in eager code, and while a compiler traces them."""
-
-    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, graph: GraphStep) -> None:
-        super().__init__(collector, writer, scopes)
-        self.notes = GraphNotes(collector, writer, scopes, graph)
+    def __init__(self, eager: ModuleHooks, writer: CallWriter, graph: GraphStep) -> None:
+        self.eager = eager
+        self.notes = GraphNotes(eager.collector, writer, eager.scopes, graph)
         self._hooks: dict[tuple[str, int], tuple[Callable, Callable]] = {}
         self._numbers: dict[tuple[str, int], tuple[int, ...]] = {}
         self.names: tuple[tuple[str, int], ...] = ()  # what the hooks of now call the modules
 
-    def install(self, model: Any) -> None:
-        if self._handles:
-            return
+    def install(self, model: Any) -> list[Any]:
+        """Hook every module below the model; returns the handles."""
         named = eager_names(model)
+        self._connect(named)
+        return [handle for name, module in named for handle in self._watch(name, module)]
+
+    def replace(self, named: list[tuple[str, nn.Module]], handles: list[Any]) -> None:
+        """Put these hooks where eager ones are: of each module the handle of the one before and the one after."""
+        self._connect(named)
+        for index, (name, module) in enumerate(named):
+            pair = handles[2 * index : 2 * index + 2]
+            self._numbers[name, id(module)] = tuple(handle.id for handle in pair)
+            for handle, hook in zip(pair, self._hooks_of(name, module), strict=True):
+                table = handle.hooks_dict_ref()
+                if table is not None and handle.id in table:
+                    table[handle.id] = hook
+
+    def end_step(self) -> None:
+        self.notes.end_step()
+
+    def _connect(self, named: list[tuple[str, nn.Module]]) -> None:
         self.names = tuple((name, id(module)) for name, module in named)
         self.notes.modules = dict(named)
         connect(self.notes)
-        for name, module in named:
-            self._watch(name, module)
 
-    def end_step(self) -> None:
-        super().end_step()
-        self.notes.end_step()
-
-    def _watch(self, name: str, module: nn.Module) -> None:
-        # The same functions under the same numbers in every step: compiled code is bound to both.
-        key = (name, id(module))
-        if key not in self._hooks:
-            self._hooks[key] = self._make_hooks(name, module)
-        before, after = self._hooks[key]
+    def _watch(self, name: str, module: nn.Module) -> tuple[Any, Any]:
+        before, after = self._hooks_of(name, module)
         handles = (
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True, always_call=True),
         )
-        numbers = self._numbers.setdefault(key, tuple(handle.id for handle in handles))
+        numbers = self._numbers.setdefault((name, id(module)), tuple(handle.id for handle in handles))
         for handle, number in zip(handles, numbers, strict=True):
             _renumber(handle, number)
-        self._handles += handles
+        return handles
+
+    def _hooks_of(self, name: str, module: nn.Module) -> tuple[Callable, Callable]:
+        """The same functions, under the same numbers, in every step: compiled code is bound to both."""
+        key = (name, id(module))
+        if key not in self._hooks:
+            self._hooks[key] = self._make_hooks(name, module)
+        return self._hooks[key]
 
     def _make_hooks(self, name: str, module: nn.Module) -> tuple[Callable, Callable]:
-        run_before, run_after = self._before, self._after
+        run_before, run_after = self.eager.before, self.eager.after
 
         def before(_: nn.Module, args: tuple, kwargs: dict) -> None:
             if torch.compiler.is_dynamo_compiling():

@@ -9,10 +9,9 @@ them. How code is compiled meanwhile is in `tracing`.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,17 +20,16 @@ from torch import nn
 
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.pytorch.compiled.attribute_swap import Instead, Swaps
 from windtunnel.probe.pytorch.compiled.hidden import (
     hidden_modes,
     hide_global_hooks,
     hide_modes,
     hide_module_hooks,
-    is_ours,
     show_modes,
 )
 from windtunnel.probe.pytorch.compiled.note_ops import define_ops
 from windtunnel.probe.pytorch.compiled.tracing import Tracing
+from windtunnel.probe.pytorch.eager.attribute_swap import HooksAndOurs, Instead, Swaps, has_hooks_of_others
 from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
 
 __all__ = ["CompiledRegions"]
@@ -63,30 +61,12 @@ class CompiledRegions:
         self._swaps = Swaps()
 
     def install(self, model: Any = None) -> None:
-        """Observe compiled calls from now on. Dynamo is loaded only if the program uses it."""
+        """Observe compiled calls from now on."""
         if self._swaps:
             return
-        self.tracing.modules = _modules_of(model)
-        if "torch._dynamo.eval_frame" in sys.modules:
-            self._watch()
-        else:
-            self._swaps.replace(torch, "compile", self._compile_later(torch.compile))
-
-    def _compile_later(self, original: Callable) -> Callable:
-        """torch.compile for a program that has not compiled anything when collecting begins."""
-
-        @functools.wraps(original)
-        def compile_(*args: Any, **kwargs: Any) -> Any:
-            if self._swaps:
-                self.remove()
-                self._watch()
-            return original(*args, **kwargs)
-
-        return compile_
-
-    def _watch(self) -> None:
         from torch._dynamo import eval_frame
 
+        self.tracing.modules = _modules_of(model)
         context = eval_frame._TorchDynamoContext
         self._swaps.replace(context, _HOOKS, Instead(_HOOKS, self._hooks))
         if self.tracing.hooks is not None:
@@ -96,7 +76,7 @@ class CompiledRegions:
         stance = self.tracing.callback_from_stance(eval_frame._callback_from_stance)
         self._swaps.replace(eval_frame, "_callback_from_stance", stance)
         self._swaps.replace(eval_frame, "_maybe_set_eval_frame", self._left(eval_frame._maybe_set_eval_frame))
-        self._swaps.replace(nn.modules.module, "_has_any_global_hook", self._has_others_hook)
+        self._swaps.replace(nn.modules.module, "_has_any_global_hook", has_hooks_of_others)
         node = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if name in vars(node):
@@ -108,21 +88,10 @@ class CompiledRegions:
     def end_step(self) -> None:
         """Nothing is left after stop."""
 
-    @staticmethod
-    def _has_others_hook() -> bool:
-        """Replaces torch's check before it warns that global module hooks and compiled modules do not mix."""
-        module = nn.modules.module
-        tables = (
-            table
-            for name, table in vars(module).items()
-            if name.startswith("_global_") and name.endswith("_hooks")
-        )
-        return any(not is_ours(hook) for table in tables for hook in table.values())
-
     def _hooks(self, context: Any, hooks: list) -> Any:
-        return _HooksAndOurs(hooks, lambda: self._enter(context))
+        return HooksAndOurs(hooks, lambda: self.enter(context))
 
-    def _enter(self, context: Any) -> Callable[[], None]:
+    def enter(self, context: Any) -> Callable[[], None]:
         """Called by torch before compiled code is looked up and run; returns what to call afterwards."""
         try:
             region = _Region(context, _wrapper_frame())
@@ -259,21 +228,6 @@ def _quiet(original: Callable, scopes: Scopes) -> Callable:
             scopes.is_quiet = was_quiet
 
     return apply
-
-
-class _HooksAndOurs:
-    """The list of a context's own hooks, with ours added on iteration."""
-
-    def __init__(self, hooks: list, ours: Callable) -> None:
-        self.hooks = hooks
-        self.ours = ours
-
-    def __iter__(self) -> Iterator[Callable]:
-        yield from self.hooks
-        yield self.ours
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.hooks, name)
 
 
 def _modules_of(model: Any) -> list[nn.Module]:

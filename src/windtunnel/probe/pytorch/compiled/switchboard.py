@@ -1,22 +1,22 @@
-"""Compiled code of one debugger: whether there is any, the folder for it, and the parts that collect it.
+"""Compiled code of one debugger: the folder for what runs in graphs, and the parts that collect it.
 
-start(model) ──> compiled modules in it? ──> pynative/step… for eager code, graph/step… for what runs in graphs
-             └─> L0, mix: modules in graphs   L1, mix: each compiled call as one   L2: each generated kernel
+something is compiled ──> pynative/step… for eager code, graph/step… for what runs in graphs
+                      └─> L0, mix: modules in graphs   L1, mix: each compiled call as one   L2: each generated kernel
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.collect.scopes import Scopes
 from windtunnel.probe.pytorch.compiled.inductor_kernels import InductorKernels
-from windtunnel.probe.pytorch.compiled.modules import CompiledModuleHooks, is_wrapper
+from windtunnel.probe.pytorch.compiled.modules import TraceableHooks
 from windtunnel.probe.pytorch.compiled.regions import CompiledRegions
 from windtunnel.probe.pytorch.eager.calls import CallWriter
 from windtunnel.probe.pytorch.eager.modules import ModuleHooks
@@ -27,34 +27,31 @@ __all__ = ["CompiledCode"]
 class CompiledCode:
     """A part of the debugger, installed while collecting."""
 
-    def __init__(self, collector: Collector, writer: CallWriter, scopes: Scopes, version: str) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        writer: CallWriter,
+        scopes: Scopes,
+        version: str,
+        modules: ModuleHooks | None,
+    ) -> None:
         self.collector = collector
         self.version = version
-        self.area = ""  # folder of eager code below dump_path: "pynative" once compiled code is known
+        traceable = None if modules is None else TraceableHooks(modules, writer, self.graph_step)
+        if modules is not None and traceable is not None:
+            modules.make_traceable(traceable)
         level = collector.config.level
-        self.modules = (
-            CompiledModuleHooks(collector, writer, scopes, self.graph_step)
-            if level in ("L0", "mix")
-            else None
-        )
         has_jit = level in ("L1", "mix")
-        self.regions = CompiledRegions(collector, writer, scopes, self.modules, has_jit)
+        self.regions = CompiledRegions(collector, writer, scopes, traceable, has_jit)
         self.kernels = (
             InductorKernels(collector, writer, self.regions, self.graph_step) if level == "L2" else None
         )
-        self._is_decided = level == "debug"
         self._graph: StepOutput | None = None
         self._lock = threading.Lock()
 
-    def connected(self, parts: list[Any]) -> list[Any]:
-        """The parts of a level with those for compiled code: hooks of modules that a compiler can trace, and this."""
-        return [self.modules if type(part) is ModuleHooks else part for part in parts] + [self]
-
-    def decide(self, model: Any) -> None:
-        """At the first start: the folders of a run are the same in all its steps."""
-        if not self._is_decided:
-            self._is_decided = True
-            self.area = "pynative" if has_compiled(model) else ""
+    def enter(self, context: Any) -> Callable[[], None]:
+        """A compiled call begins that was entered before this was installed; returns what to call when it ends."""
+        return self.regions.enter(context)
 
     def graph_step(self) -> StepOutput | None:
         """The output for what runs inside graphs; created when there is something to write."""
@@ -108,13 +105,3 @@ class CompiledCode:
             path = graph.folder.path
             if path.name == f"proc{os.getpid()}":
                 graph.rename(path.with_name(f"rank{distributed.get_rank()}"))
-
-
-def has_compiled(model: Any) -> bool:
-    """Whether a model is compiled, or a module in it."""
-    models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
-    return any(
-        is_wrapper(module) or module._compiled_call_impl is not None
-        for root in models
-        for module in root.modules()
-    )

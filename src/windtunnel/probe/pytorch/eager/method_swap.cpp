@@ -1,4 +1,4 @@
-// Put a recorder into a method that is written in C, whoever holds a reference to it: windtunnel.probe.pytorch.eager.method_swap.
+// Put a recorder into a method that is written in C, no matter who holds a reference to it: windtunnel.probe.pytorch.eager.method_swap.
 //
 //   swap(method, recorder) ──> method(*args) ──> recorder(original, (class, *args), kwargs) ──> restore()
 //

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from windtunnel.probe.collect.layer_hooks import LayerHooks
 
-__all__ = ["ModuleHooks", "leaves", "named_modules", "scripted_note"]
+__all__ = ["WRAPPED", "ModuleHooks", "has_compiled", "is_wrapper", "leaves", "named_modules", "scripted_note"]
+
+WRAPPED = "_orig_mod"  # where torch.compile(module) keeps the module
 
 
 def named_modules(model: Any) -> list[tuple[str, nn.Module]]:
@@ -53,8 +55,52 @@ def scripted_note(model: Any) -> str | None:
     )
 
 
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether this is what torch.compile(module) returned; asked without loading Dynamo."""
+    return type(module).__name__ == "OptimizedModule" and WRAPPED in module._modules
+
+
+def has_compiled(model: Any) -> bool:
+    """Whether a model is compiled, or a module in it."""
+    models = [] if model is None else [model] if isinstance(model, nn.Module) else list(model)
+    return any(
+        is_wrapper(module) or module._compiled_call_impl is not None
+        for root in models
+        for module in root.modules()
+    )
+
+
+class Traceable(Protocol):
+    """Hooks that a compiler can trace; they call those of `ModuleHooks` in eager code."""
+
+    def install(self, model: Any) -> list[Any]: ...
+
+    def replace(self, named: list[tuple[str, nn.Module]], handles: list[Any]) -> None: ...
+
+    def end_step(self) -> None: ...
+
+
 class ModuleHooks(LayerHooks):
-    """Hooks on the modules of one model."""
+    """Hooks on the modules of one model. `traceable`: instead of these, once the program compiles something."""
+
+    traceable: Traceable | None = None
+
+    def install(self, model: Any) -> None:
+        if self.traceable is None:
+            super().install(model)
+        elif not self._handles:
+            self._handles = self.traceable.install(model)
+
+    def make_traceable(self, traceable: Traceable) -> None:
+        """From now on hooks that a compiler can trace. Modules that are running stay open: both have one state."""
+        self.traceable = traceable
+        if self._handles:
+            traceable.replace(self._named, self._handles)
+
+    def end_step(self) -> None:
+        super().end_step()
+        if self.traceable is not None:
+            self.traceable.end_step()
 
     def named_layers(self, model: Any) -> list[tuple[str, nn.Module]]:
         return named_modules(model)

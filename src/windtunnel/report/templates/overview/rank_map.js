@@ -95,7 +95,7 @@ function rankMap(page) {
   });
   function choose(rank) { if (ranks.at.has(rank)) { state.at = rank; page.choose({ rank }); } }
 
-  // Where a rank lies on the screen: for tests, and for whoever scripts this page.
+  // Where a rank lies on the screen: for tests, and for scripts on this page.
   window.windtunnelRanks = { place(rank) {
     const box = canvas.getBoundingClientRect(), { x, y } = state.grid.place(rank), half = state.grid.cell / 2;
     return { x: box.left + RANK_MARGIN.left + x + half, y: box.top + RANK_MARGIN.top + y + half, cell: state.grid.cell };

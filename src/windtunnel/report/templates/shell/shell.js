@@ -91,7 +91,7 @@ function openPage(data) {
   // Paper is light, and what is drawn on canvases must be as well.
   addEventListener("beforeprint", () => { applyTheme("light"); redraw(); });
   addEventListener("afterprint", () => { applyTheme(page.theme); redraw(); });
-  // For tests, and for whoever scripts this page: what is chosen, and when the view in front is drawn.
+  // For tests, and for scripts on this page: what is chosen, and when the view in front is drawn.
   window.windtunnel = { page, show, ready: async () => { await shown.get(current)?.isReady; return current; } };
   show(location.hash.slice(1) || data.opens_on);
 }

@@ -1,6 +1,6 @@
 // The timeline of a trace: a canvas that draws what is in view, names beside it, a search above it.
 //
-// traceView(box, document, options) fills `box`. Options: prefix of the elements' ids; keys: who hears the keyboard
+// traceView(box, document, options) fills `box`. Options: prefix of the elements' ids; keys: the element that receives key presses
 // (the box); wheel: "always" zooms, "focused" only after a click or with Ctrl, so that a page can still be scrolled;
 // kinds: which tracks to show at first; from: the nanosecond that is called 0; tallest: pixels, else it fills its box;
 // rankName: what to write above a rank's tracks.
@@ -276,7 +276,7 @@ function traceView(box, data, options = {}) {
   resize();
   return {
     resize, draw, choose,
-    // Where the first slice of a name lies on the screen: for tests, and for whoever scripts this page.
+    // Where the first slice of a name lies on the screen: for tests, and for scripts on this page.
     place(name) {
       const here = canvas.getBoundingClientRect();
       for (const track of tracks) for (let i = 0; track.isShown && i < track.start.length; i++) {

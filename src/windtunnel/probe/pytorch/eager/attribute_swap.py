@@ -5,12 +5,15 @@ replace(owner, name, value) ──> … ──> restore()
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Instead", "Swaps"]
+from torch import nn
+
+__all__ = ["HooksAndOurs", "Instead", "Swaps", "has_hooks_of_others", "is_ours"]
 
 _MISSING = object()
+_OURS = __name__.partition(".")[0] + "."
 
 
 class Swaps:
@@ -52,3 +55,33 @@ class Instead:
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance.__dict__[self.name] = value
+
+
+class HooksAndOurs:
+    """The list of a context's own hooks, with ours added on iteration."""
+
+    def __init__(self, hooks: list, ours: Callable) -> None:
+        self.hooks = hooks
+        self.ours = ours
+
+    def __iter__(self) -> Iterator[Callable]:
+        yield from self.hooks
+        yield self.ours
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.hooks, name)
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook was installed by windtunnel."""
+    return (getattr(hook, "__module__", None) or "").startswith(_OURS)
+
+
+def has_hooks_of_others() -> bool:
+    """Replaces torch's check before it warns that global module hooks and compiled modules do not mix."""
+    tables = (
+        table
+        for name, table in vars(nn.modules.module).items()
+        if name.startswith("_global_") and name.endswith("_hooks")
+    )
+    return any(not is_ours(hook) for table in tables for hook in table.values())
