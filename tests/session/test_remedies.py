@@ -270,7 +270,7 @@ LAYERS = "activation checkpointing on model.layers.0-3"
     [
         ("1900MiB", CHUNKS, ("--chunk-loss", "8"), ("chunked",)),
         (
-            "900MiB",
+            "1000MiB",
             f"{LAYERS} and {CHUNKS}",
             ("--chunk-loss", "8", "--checkpoint", "model.layers.0-3"),
             ("chunked", "checkpointed"),
@@ -290,4 +290,5 @@ def test_a_chunked_loss_was_run_alone_and_with_checkpointing_and_needs_what_a_sc
     assert again["peak_with_fragments_bytes"] == remedy["needs_bytes"]
     followed = _report(tmp_path, "by_hand", "--device", device, script=("train.py", *arguments))["ranks"][0]
     assert followed["peak_with_fragments_bytes"] == pytest.approx(remedy["needs_bytes"], rel=0.02)
-    assert followed["fits"] == remedy["fits"]
+    assert remedy["fits"]
+    assert followed["fits"]
