@@ -17,13 +17,15 @@ OUT = "windtunnel-out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "windtunnel run [options] script.py [script arguments...]"
+    parser.usage = "windtunnel run [options] script.py|launcher|shell script [its arguments...]"
     add = parser.add_argument
     add("--level", type=int, metavar="{0,1,2,3}",
         help="0: does it run; 1: also memory (default); 2: also kernel workspaces; 3: also time and a trace")  # fmt: skip
     add("--device", metavar="NAME",
         help=f"accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu (default {DEFAULT_DEVICE}; for MindSpore"
         f" {DEFAULT_ASCEND})")  # fmt: skip
+    add("--framework", metavar="NAME",
+        help="pytorch or mindspore (default: from the script's imports)")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="total number of devices in the job")
     add("--nproc-per-node", type=int, metavar="N",
         help="devices per machine (default: up to 8); without --world-size and --nnodes, all devices in the job")  # fmt: skip
@@ -104,7 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the output of every rank, not only the first",
     )
     add("-m", dest="is_module", action="store_true", help="the script is a module name, as in python -m")
-    add("script", help="the training script")
+    add(
+        "script",
+        help="the training script, or what starts it: torchrun, msrun, accelerate launch, deepspeed, mpirun, srun, bash",
+    )
     add("arguments", nargs=argparse.REMAINDER, help="arguments passed to the script")
 
 

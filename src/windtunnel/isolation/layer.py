@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import UsageError
@@ -23,7 +24,7 @@ from windtunnel.isolation.changes import FileChange, Files, layer_changes, writt
 from windtunnel.isolation.entrance import Order, State
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
-__all__ = ["Isolation", "check_keep_folder", "together"]
+__all__ = ["Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]
 
 _PREFIX = "windtunnel-layer-"
 _REMOVALS, _PAUSE_S = 5, 0.05
@@ -96,6 +97,37 @@ class Isolation:
         bases = [self._base / str(number + 1) for number in range(self._n_orders)]
         states = ((base, State.read(base)) for base in bases)
         return [(base, state) for base, state in states if state is not None]
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """The view of a process that has entered and still runs, for others to join."""
+
+    order: Order
+    pid: int
+    folder: str  # the working folder of those that join
+
+    def isolation(self) -> SharedIsolation:
+        return SharedIsolation(self)
+
+
+class SharedIsolation(Isolation):
+    """The protection of a run whose processes join the view of another process, which removes what was written."""
+
+    def __init__(self, view: SharedView) -> None:
+        self._view = view
+        self._is_network_allowed = view.order.is_network_allowed
+
+    def order(self) -> Order:
+        return replace(self._view.order, joins=self._view.pid, folder=self._view.folder)
+
+    def remove(self) -> None:
+        """Leave it to the run that made the view."""
+
+    def _states(self) -> list[tuple[Path, State]]:
+        base = Path(self._view.order.base)
+        state = State.read(base)
+        return [] if state is None else [(base, state)]
 
 
 def together(every: Iterable[Files]) -> Files:

@@ -67,6 +67,11 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         result, device_index = _measure(request, task, recording)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
+    workers, worker_notes = outcome.get("workers"), ()
+    if workers and error is None and not (recording.columns["kind"] == Kind.ALLOC).any():
+        error = workers
+    elif workers:
+        worker_notes = (workers,)
     crash_of(task.folder)  # removes the file; it has been read if it was needed
     result = replace(
         result,
@@ -82,6 +87,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
             *result.notes,
             *workspace_notes,
             *outcome.get("notices", ()),
+            *worker_notes,
             *_remarks(request, steps, error),
             *_argument_notes(request, task, outcome, error),
         ),

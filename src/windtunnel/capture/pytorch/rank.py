@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from windtunnel import torch_compatibility
+from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.pytorch import processes, saved_tensors, spawn, torch_compile, what_if
@@ -87,9 +88,12 @@ def run_rank(task: RankTask, make_counters: CountersFactory, program: Callable[[
     batches = what_if.watch_batch_settings(task.batch_factor)
     has_matched = what_if.install_checkpointing(recorder, task.checkpointed) if task.checkpointed else None
     arguments = ScriptArguments([task.script, *task.arguments])
+    workers = ChildWorkers()
     if program is None:
         sys.argv = arguments
+        workers.install()
     outcome = _run(program or _script_of(task), recorder, task.world_size)
+    outcome["workers"] = workers.sentence()
     with held():  # an interrupt that comes now waits until the recording is closed
         _close(task, writer, recorder, outcome, has_matched, batches, arguments if program is None else None)
     return outcome
@@ -173,6 +177,7 @@ def _set_environment(task: RankTask) -> None:
     os.environ["WINDTUNNEL_DRY_RUN"] = "1"
 
     if not task.is_launched:
+        os.environ.update(task.variables)
         return
     os.environ.update(
         RANK=str(task.rank),
@@ -190,6 +195,7 @@ def _set_environment(task: RankTask) -> None:
         MASTER_PORT=os.environ.get("MASTER_PORT", "29500"),
         TORCHELASTIC_RUN_ID="windtunnel",
     )
+    os.environ.update(task.variables)
 
 
 def _script_of(task: RankTask) -> Callable[[], Any]:
