@@ -110,7 +110,7 @@ class ChildWorkers:
                 process._target, process._args, process._kwargs = _end, (), {}
             original(process)
 
-        process_class.start = start  # type: ignore[method-assign]
+        process_class.start = start  # type: ignore[method-assign, assignment]
 
     def _is_worker(self, words: Sequence[str], environment: Mapping[str, str] | None) -> bool:
         """Whether a command is a worker of a job, or a launcher that starts them; counts it if so."""

@@ -52,15 +52,23 @@ def framework_of(
     return FRAMEWORKS[1] if is_only_other else FRAMEWORKS[0]
 
 
-def is_training(script: str, is_module: bool = False, folder: Path | None = None) -> bool:
-    """Whether a program looks like one that trains on a device, from its source and that of the modules beside it."""
+def is_training(
+    script: str, is_module: bool = False, folder: Path | None = None, is_own_source_only: bool = False
+) -> bool:
+    """Whether a program looks like one that trains on a device, from its source and that of the modules beside it.
+
+    With `is_own_source_only` the program's own file must name the device: the modules of a training repository do, and a
+    program that only prepares data imports them too.
+    """
     has_framework = has_words = False
-    for file, imports in _sources(script, is_module, folder):
+    for number, (file, imports) in enumerate(_sources(script, is_module, folder)):
         packages = {name.partition(".")[0] for name, level in imports if not level}
         has_framework = has_framework or bool(packages & {*FRAMEWORKS, *_BELONGS_TO})
         has_words = has_words or _DEVICE_WORDS.search(_source(file)) is not None
         if has_framework and has_words:
             return True
+        if is_own_source_only and number == 0 and not has_words:
+            return False
     return False
 
 

@@ -28,7 +28,7 @@ from windtunnel.session.launchers.recognise import (
 )
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
 
-__all__ = ["given_by", "read_request", "start_of"]
+__all__ = ["given_by", "read_request", "start_of", "typed_words"]
 
 
 def start_of(args: argparse.Namespace) -> Launch | Command | None:
@@ -49,6 +49,14 @@ def start_of(args: argparse.Namespace) -> Launch | Command | None:
     if command is None and not Path(args.script).exists() and shutil.which(args.script) is not None:
         command = tuple(words)  # any other program, such as make
     return None if command is None else Command(command)
+
+
+def typed_words(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the command as it was typed, with the options that settle what a launcher leaves open."""
+    given = {"--nproc-per-node": args.nproc_per_node, "--nnodes": getattr(args, "nnodes", None)}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    module = ["-m"] if args.is_module else []
+    return (*options, *module, args.script, *args.arguments)
 
 
 def given_by(args: argparse.Namespace) -> Given:
@@ -120,7 +128,7 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
         is_advising=args.advise,
         device_option=args.device or "",
         launch=launch if is_launched_by else None,
-        typed=(args.script, *args.arguments) if is_launched_by else (),
+        typed=typed_words(args) if is_launched_by else (),
     )
     check_request(request)
     return request

@@ -50,7 +50,6 @@ def simulate_command(
             handed = started.wait_for_launch()
             closing.enter_context(adopted(handed.environment))
             request = replace(read_request(args, handed), folder=folder.absolute(), view=started.view(handed))
-            request = replace(request, typed=(args.script, *args.arguments))
             shown = request.ranks[0] if request.ranks else 0
 
             def on_line(rank: int, text: str) -> None:
@@ -61,7 +60,7 @@ def simulate_command(
                 is_good = all(result.status not in ("failed", "oom") for result in results.values())
                 return started.finish(is_good, _logs(request, results))
 
-            with Screen(console, request, shows_every_rank=True) as screen:
+            with Screen(console, request, shows_every_rank=args.verbose) as screen:
                 output.screen = screen
                 simulation = simulate(request, on_line, screen.watch, screen.tell, after_ranks)
         except (KeyboardInterrupt, WindtunnelError):

@@ -24,9 +24,9 @@ from windtunnel.isolation.changes import FileChange, Files, layer_changes, writt
 from windtunnel.isolation.entrance import Order, State
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
-__all__ = ["Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]
+__all__ = ["PREFIX", "Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]
 
-_PREFIX = "windtunnel-layer-"
+PREFIX = "windtunnel-layer-"
 _REMOVALS, _PAUSE_S = 5, 0.05
 _MOST_CHANGES = 2000  # listed one by one; the smaller ones are only counted, and the report says so
 _NOT_REPORTED = re.compile(r"/__pycache__/[^/]+\.pyc(\.\d+)?$")
@@ -42,7 +42,7 @@ class Isolation:
         places = _places()
         _sweep(places)
         place = next((p for p in places if can_hold_layer(p)), places[0])
-        self._base = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        self._base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         self._n_orders = 0
 
     def order(self) -> Order:
@@ -173,8 +173,8 @@ def _sweep(places: Sequence[str]) -> None:
     """Remove the folders of runs that were killed."""
     for place in (*places, SHARED_MEMORY):
         with suppress(OSError):
-            for path in Path(place).glob(f"{_PREFIX}*"):
-                pid = path.name[len(_PREFIX) :].partition("-")[0]
+            for path in Path(place).glob(f"{PREFIX}*"):
+                pid = path.name[len(PREFIX) :].partition("-")[0]
                 if path.lstat().st_uid == os.geteuid() and pid.isdecimal() and not _is_alive(int(pid)):
                     _remove(path)
 

@@ -67,7 +67,8 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> Finding:
         result, device_index = _measure(request, task, recording)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
-    workers, worker_notes = outcome.get("workers"), ()
+    workers: str | None = outcome.get("workers")
+    worker_notes: tuple[str, ...] = ()
     if workers and error is None and not (recording.columns["kind"] == Kind.ALLOC).any():
         error = workers
     elif workers:

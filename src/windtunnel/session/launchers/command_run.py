@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import signal
@@ -31,10 +32,11 @@ from typing import Any
 from windtunnel.caches import cache_folder
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import ScriptError, UsageError, WindtunnelError
-from windtunnel.isolation.layer import Isolation, SharedView, check_keep_folder
+from windtunnel.foreign_files import read_at_most
+from windtunnel.isolation.layer import PREFIX, Isolation, SharedView, check_keep_folder
 from windtunnel.session.launchers.device_listing import LISTERS
 from windtunnel.session.launchers.launch import Given, Launch
-from windtunnel.session.launchers.recognise import LAUNCHERS, Command
+from windtunnel.session.launchers.recognise import LAUNCHERS, MODULES, Command
 from windtunnel.session.launchers.shim import BINARIES, OUTER, SETTINGS, SITE, SOCKET
 
 __all__ = ["CommandRun", "Handed", "adopted", "check_start"]
@@ -68,6 +70,8 @@ _found = PathFinder.find_spec("sitecustomize")  # the one that is hidden by this
 if _found is not None and _found.loader is not None:
     _found.loader.exec_module(module_from_spec(_found))
 """
+_MOST_SCRIPT = 1 << 24
+_LAUNCHER_WORDS = re.compile(rb"\b(" + "|".join(map(re.escape, (*LAUNCHERS, *MODULES))).encode() + rb")\b")
 _REST_S = 60.0  # for what a script does after its training command
 _DRAIN_S = 1.0
 _GRACE_S = 2.0
@@ -111,7 +115,7 @@ class CommandRun:
         self._others: list[str] = []
         self._helpers: list[str] = []
         self._order = self._isolation.order()
-        _write_shims(folder, given, device)
+        _write_shims(folder, given, device, _names_launcher(command))
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen(16)
@@ -206,6 +210,9 @@ class CommandRun:
         sentence = (
             f"{self._name} ended with exit code {code} and started no launcher and no training script{ran}"
         )
+        if code and self._isolation.files().protection == "guard":
+            hint = "programs cannot write files here, as this system allows no copy-on-write layer: give the launcher's command"
+            return ScriptError(sentence, hint)
         if code:
             return ScriptError(sentence, hint="its output is above")
         script = self._helpers[-1].partition(" ")[2] if self._helpers else "train.py"
@@ -305,10 +312,21 @@ def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _write_shims(folder: Path, given: Given, device: DeviceProfile) -> None:
+def _names_launcher(command: Command) -> bool:
+    """Whether the text of a shell script names a launcher."""
+    texts = [" ".join(command.words).encode()]
+    for word in command.words:
+        with suppress(OSError, ValueError):
+            if os.path.isfile(word):
+                texts.append(read_at_most(Path(word), _MOST_SCRIPT))
+    return any(_LAUNCHER_WORDS.search(text) for text in texts)
+
+
+def _write_shims(folder: Path, given: Given, device: DeviceProfile, has_launcher: bool) -> None:
     facts = {"name": device.id, "memory_bytes": device.memory_bytes, "capability": list(device.capability),
              "count": given.node_size}  # fmt: skip
-    (folder / SETTINGS).write_text(json.dumps({"given": asdict(given), "device": facts}), encoding="utf-8")
+    settings = {"given": asdict(given), "device": facts, "has_launcher": has_launcher}
+    (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     binaries, site = folder / BINARIES, folder / SITE
     for place in (binaries, site):
         place.mkdir()
@@ -337,6 +355,6 @@ def _environment(command: Command, folder: Path) -> dict[str, str]:
 
 
 def _shim_folder() -> Path:
-    """A folder for the shims, with a path short enough for a socket."""
-    place = next((p for p in ("/tmp", tempfile.gettempdir()) if os.access(p, os.W_OK)), None)
-    return Path(tempfile.mkdtemp(prefix="windtunnel-launch-", dir=place))
+    """A folder for the shims, with a path short enough for a socket; the next run removes that of a killed one."""
+    place = next((p for p in ("/tmp", "/var/tmp") if os.access(p, os.W_OK)), None)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-shims-", dir=place))

@@ -44,7 +44,7 @@ def start() -> None:
     environment = clean_environment(os.environ, folder)
     environment_outer = os.environ.get(OUTER)
     outer = Launch.from_json(environment_outer) if environment_outer else None
-    if _is_real(name, words):
+    if _is_real(name, words, settings["has_launcher"]):
         _tell(folder, name, words)
         _run_really(folder, name, words)
     before = dict(os.environ)
@@ -76,8 +76,11 @@ def clean_environment(environment: Mapping[str, str], folder: str) -> dict[str, 
 # -- what to do with a command -----------------------------------------------------------------------------
 
 
-def _is_real(name: str, words: Sequence[str]) -> bool:
-    """Whether a command is not part of the job: a small helper, or a question to the launcher."""
+def _is_real(name: str, words: Sequence[str], has_launcher: bool) -> bool:
+    """Whether a command is not part of the job: a small helper, or a question to the launcher.
+
+    In a script that also starts a launcher, a Python program is more likely to prepare the data for it.
+    """
     if not is_python(name):
         return bool(words) and (words[0] in _INFORMATION or (name == "accelerate" and words[0] != "launch"))
     found = python_words([name, *words])
@@ -85,7 +88,7 @@ def _is_real(name: str, words: Sequence[str]) -> bool:
         return True
     if found.kind == "module" and found.name in MODULES:
         return bool(found.arguments) and found.arguments[0] in _INFORMATION
-    return not is_training(found.name, found.kind == "module")
+    return not is_training(found.name, found.kind == "module", is_own_source_only=has_launcher)
 
 
 def _handed_over(launch: Launch, environment: dict[str, str], words: list[str]) -> dict[str, Any]:
@@ -131,16 +134,18 @@ def _run_in_task(command: Command, environment: dict[str, str]) -> NoReturn:
 
 
 def _run_really(folder: str, name: str, words: Sequence[str]) -> NoReturn:
-    path = os.pathsep.join(
-        part
-        for part in os.environ.get("PATH", "").split(os.pathsep)
-        if part != os.path.join(folder, BINARIES)
-    )
-    program = name if "/" in name else shutil.which(name, path=path)
+    ours = os.path.join(folder, BINARIES)
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place != ours]
+    places.append(os.path.dirname(sys.executable))  # where the launchers of this environment are
+    program = name if "/" in name else shutil.which(name, path=os.pathsep.join(places))
     if program is None and is_python(name):
         program = sys.executable
+    if program is None:
+        sys.stderr.write(f"{name}: command not found\n")
+        sys.exit(_NOT_FOUND)
     os.environ[PASS] = str(os.getpid())
-    _execute(program or name, [name if "/" not in name else program or name, *words])
+    # By its full path: Python finds its packages from this, and would find our program for `python`.
+    _execute(program, [program, *words])
 
 
 def _execute(program: str, words: Sequence[str]) -> NoReturn:
