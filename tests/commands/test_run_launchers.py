@@ -126,6 +126,19 @@ def test_a_launcher_has_the_figures_of_world_size(here, known, words, what):
     assert seen(here) == what
 
 
+def test_msrun_of_a_torch_script_has_the_figures_of_world_size_and_its_logs(here, known):
+    words = (
+        "msrun --worker_num 2 --local_worker_num 2 --log_dir logs/msrun_log --sim_level 1 train.py".split()
+    )
+    for _ in range(2):  # the second run replaces the links of the first
+        _, found = run(here, *words)
+        assert found == known
+    assert seen(here) == ["1", "2", "None", "8118", "None", "None"]
+    log = (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()
+    assert "SEEN 1 2" in log
+    assert "Actual peak memory usage (with fragments): 2M" in log
+
+
 def test_accelerate_launch_has_the_figures_of_world_size(here, known):
     pytest.importorskip("accelerate")
     (here / "config.yaml").write_text(
