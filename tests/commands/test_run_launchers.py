@@ -212,7 +212,8 @@ def test_a_python_training_script_in_a_shell_script_is_simulated_and_helpers_run
 def test_a_tool_that_prepares_data_for_a_launcher_runs_although_it_imports_training_code(here, known):
     (here / "model.py").write_text("import torch\ndef build(): return torch.nn.Linear(1, 1).cuda()\n")
     (here / "prepare.py").write_text("import model\nopen('ready', 'w').write('yes')\nprint('PREPARED')\n")
-    script = "python prepare.py && test -f ready && torchrun --nproc-per-node 2 train.py"
+    ours = Path(sys.executable).parent  # as after `source activate`
+    script = f"export PATH={ours}:$PATH; python prepare.py && test -f ready && torchrun --nproc-per-node 2 train.py"
     done, found = run(here, "bash", "-c", script)
     assert found == known
     assert "PREPARED" in done.stdout

@@ -213,6 +213,11 @@ class CommandRun:
         if code and self._isolation.files().protection == "guard":
             hint = "programs cannot write files here, as this system allows no copy-on-write layer: give the launcher's command"
             return ScriptError(sentence, hint)
+        python, ours = shutil.which("python"), os.path.dirname(sys.executable)
+        if code and self._helpers and python is not None and os.path.dirname(python) != ours:
+            return ScriptError(
+                sentence, hint=f"its python is {python}; for windtunnel's, put {ours} first on PATH"
+            )
         if code:
             return ScriptError(sentence, hint="its output is above")
         script = self._helpers[-1].partition(" ")[2] if self._helpers else "train.py"
