@@ -197,6 +197,18 @@ def test_a_launcher_is_found_however_the_script_starts_it(here, known, script):
     assert found == known
 
 
+def test_without_a_layer_a_shell_script_that_writes_nothing_works_and_another_is_told_why(here, known):
+    guard = ("--isolation", "guard")
+    _, found = run(
+        here, "sh", "-c", "python port.py; torchrun --nproc-per-node 2 train.py | cat", options=guard
+    )
+    assert found == known
+    done = windtunnel("run", *OPTIONS, *guard, "bash", "job.sh", cwd=here)
+    if done.returncode:  # where the kernel denies writes
+        assert done.returncode == 3
+        assert "programs cannot write files, as this run has no copy-on-write layer" in done.stderr
+
+
 def test_a_python_training_script_in_a_shell_script_is_simulated_and_helpers_run(here):
     (here / "prepare.py").write_text("open('data.txt', 'w').write('128')\n")
     (here / "one.py").write_text(

@@ -44,11 +44,10 @@ class ChildWorkers:
         self._commands: Counter[str] = Counter()
         self._launchers: list[str] = []
         self._targets: Counter[str] = Counter()
-        self._before: dict[str, str | None] = {}
+        self._ranks: dict[str, set[tuple[str | None, ...]]] = {}  # command -> the ranks it inherited
 
     def install(self) -> None:
         """Watch the processes that this one starts, from now on."""
-        self._before = {name: os.environ.get(name) for name in _RANKS}
         self._watch_popen()
         self._watch_system()
         self._watch_multiprocessing()
@@ -123,13 +122,27 @@ class ChildWorkers:
         script = next((n for n, word in enumerate(words) if n and not word.startswith("-")), None)
         if script is None or "-c" in words[:script]:
             return False
-        told = os.environ if environment is None else environment
-        has_rank = any(told.get(name) not in (None, before) for name, before in self._before.items())
+        module = ["-m"] if "-m" in words[:script] else []
+        command = shlex.join(["python", *module, *_without_ranks(words[script:])])
         options = [word for word in words[script + 1 :] if _RANK_OPTION.fullmatch(word)]
-        if not has_rank and not options:
+        if not options and not self._has_other_rank(command, environment):
             return False
-        self._commands[shlex.join(["python", *_without_ranks(words[1:])])] += 1
+        self._commands[command] = max(self._commands[command] + 1, len(self._ranks.get(command, ())))
         return True
+
+    def _has_other_rank(self, command: str, environment: Mapping[str, str] | None) -> bool:
+        """Whether a process is given a rank that is not this one's, or the script changes its own between two of them.
+
+        A script may also set its own rank, once, and then start helpers that inherit it.
+        """
+        told = os.environ if environment is None else environment
+        given = tuple(told.get(name) for name in _RANKS)
+        own = tuple(os.environ.get(name) for name in _RANKS)
+        if any(theirs not in (None, ours) for theirs, ours in zip(given, own, strict=True)):
+            return True
+        seen = self._ranks.setdefault(command, set())
+        seen.add(given)
+        return len(seen) > 1
 
 
 def _words(args: Any) -> list[str]:

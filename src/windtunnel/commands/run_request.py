@@ -137,7 +137,10 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
 def _launch_of(args: argparse.Namespace) -> Launch | None:
     found = start_of(args)
     if isinstance(found, Command):
-        raise UsageError(f"{args.script} is not a Python script", hint="windtunnel run runs shell scripts")
+        raise UsageError(
+            f"{args.script} is not a Python script",
+            hint="give the training script or its launcher; only `windtunnel run` runs shell scripts",
+        )
     return found
 
 

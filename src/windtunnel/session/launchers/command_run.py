@@ -211,7 +211,7 @@ class CommandRun:
             f"{self._name} ended with exit code {code} and started no launcher and no training script{ran}"
         )
         if code and self._isolation.files().protection == "guard":
-            hint = "programs cannot write files here, as this system allows no copy-on-write layer: give the launcher's command"
+            hint = "programs cannot write files, as this run has no copy-on-write layer: give the launcher's command"
             return ScriptError(sentence, hint)
         python, ours = shutil.which("python"), os.path.dirname(sys.executable)
         if code and self._helpers and python is not None and os.path.dirname(python) != ours:
