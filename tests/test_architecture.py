@@ -92,11 +92,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.trace": {"cluster", "events", "memory", "report", "report.page"},
     # one dry run, from request to report; and the verbs
     "session": {
-        "capture", "cluster", "events", "isolation", "memory", "memory.*", "report", "report.*", "timing", "timing.*",
+        "capture", "cluster", "events", "isolation", "memory", "memory.*", "report", "report.*", "session.launchers",
+        "timing", "timing.*",
     },
+    "session.launchers": {"capture", "isolation"},
+    "session.launchers.pytorch": set(),
+    "session.launchers.mindspore": set(),
     "commands": {
         "capture", "events", "memory", "memory.*", "probe.compare", "probe.files", "remat", "remat.advisor",
-        "remat.simulated", "report", "report.*", "session", "timing",
+        "remat.simulated", "report", "report.*", "session", "session.launchers", "timing",
     },
 }  # fmt: skip
 # Files beside the rooms that any file may import; they import only each other.

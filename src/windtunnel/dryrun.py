@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.capture.script_check import check_script
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
@@ -26,7 +27,6 @@ from windtunnel.session.rank import OUR_BUG, simulate_rank
 from windtunnel.session.rank_analysis import analyse_rank
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment, task_of
 from windtunnel.session.run_folder import prepare_folder
-from windtunnel.session.script_check import check_script
 from windtunnel.session.simulation import isolation_of, simulate, summarise
 
 __all__ = ["dry_run"]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from windtunnel.errors import MissingFramework
 
-__all__ = ["load", "load_door", "location_of", "require"]
+__all__ = ["is_installed", "load", "load_door", "location_of", "require"]
 
 
 def load(module: str, framework: str) -> ModuleType:
@@ -28,12 +28,16 @@ def load(module: str, framework: str) -> ModuleType:
 
 def require(framework: str) -> None:
     """Raise if a framework is not installed, before anything is started for it. Does not import it."""
-    try:
-        is_there = find_spec(framework) is not None
-    except (ImportError, ValueError):  # raised by finders and modules that the user installed
-        is_there = False
-    if not is_there:
+    if not is_installed(framework):
         raise _missing(framework)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a top-level package can be imported here. Does not import it."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # raised by finders and modules that the user installed
+        return False
 
 
 def _missing(framework: str) -> MissingFramework:

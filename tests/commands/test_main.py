@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = {
     "run": [
         "--advise", "--allocator", "--batch-factor", "--checkpoint", "--chunk-loss", "--device", "--executor", "--force",
-        "--isolation", "--jobs", "--json", "--keep-files", "--level", "--library-buffers", "--measure", "--memory-tracker",
+        "--framework", "--isolation", "--jobs", "--json", "--keep-files", "--level", "--library-buffers", "--measure", "--memory-tracker",
         "--network", "--network-access", "--nnodes", "--no-advise", "--no-html", "--nproc-per-node", "--out", "--rank",
         "--ranks", "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size",
         "-m", "-v", "script", "arguments",

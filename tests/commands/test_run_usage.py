@@ -12,11 +12,11 @@ import pytest
 
 from tests.commands.cli import windtunnel
 from windtunnel import frameworks
+from windtunnel.capture.script_check import check_script
 from windtunnel.commands.command_line import parser_of, with_known_options
 from windtunnel.commands.main import main
 from windtunnel.commands.run import read_request
 from windtunnel.session.run_folder import prepare_folder
-from windtunnel.session.script_check import check_script
 
 GOOD = "print('ran')\n"
 

@@ -379,3 +379,41 @@ def test_a_rename_that_the_kernel_refuses_is_a_copy(tmp_path, monkeypatch):
 def _folder(path):
     path.mkdir()
     return path
+
+
+def test_a_process_joins_the_view_of_another_and_its_folders(here, isolation):
+    """What one process wrote, and a folder that it made, is there for one that comes later; the disk does not change."""
+    order = isolation.order()
+    ready, is_ready = os.pipe()
+    done, is_done = os.pipe()
+    first = os.fork()
+    if first == 0:
+        try:
+            enter(order)
+            (Path("made")).mkdir()
+            Path("made/file").write_text("written")
+            os.write(is_ready, b"!")
+            os.close(is_done)
+            os.read(done, 1)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    os.close(done)
+    view = layers.SharedView(order, first, str(here / "made"))
+    try:
+        shared = view.isolation()
+
+        def later():
+            assert Path.cwd() == here / "made"
+            assert Path("file").read_text() == "written"
+            Path("more").write_text("x")
+
+        in_layer(shared, later)
+        assert [Path(change.path).name for change in shared.files().changes if change.what == "written"] == [
+            "file",
+            "more",
+        ]
+    finally:
+        os.close(is_done)
+        os.waitpid(first, 0)
+    assert not (here / "made").exists()

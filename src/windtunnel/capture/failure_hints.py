@@ -222,6 +222,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         _STRATEGY + "a group contains rank {a}, but there are only {b} ranks",
     ),
     (
+        r"environment variable (?P<a>RANK|WORLD_SIZE) expected, but not set by mpirun or srun",
+        "mpirun and srun do not set {a}: set it in the script from OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE, or from"
+        " SLURM_PROCID and SLURM_NTASKS, before init_process_group",
+    ),
+    (
         r"environment variable (?P<a>RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected, but not set",
         "the script expects a launcher such as torchrun, but {a} is not set: pass --world-size",
     ),

@@ -18,7 +18,7 @@ Add = Callable[..., argparse.Action]  # `add_argument` of a parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "windtunnel run [options] script.py [script arguments...]"
+    parser.usage = "windtunnel run [options] script.py|launcher|shell script [its arguments...]"
     # --help lists them in this order.
     _add_job(parser)
     _add_memory(parser.add_argument)
@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_what_if(parser.add_argument)
     _add_files(parser.add_argument)
     _add_execution(parser.add_argument)
-    parser.add_argument("script", help="the training script")
+    parser.add_argument(
+        "script",
+        help="the training script, or what starts it: torchrun, msrun, accelerate launch, deepspeed, mpirun, srun, bash",
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments passed to the script")
 
 
@@ -38,6 +41,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME",
         help=f"accelerator to simulate: NAME, NAME:mem=40GiB, a TOML file or cpu (default {DEFAULT_DEVICE}; for MindSpore"
         f" {DEFAULT_ASCEND})")  # fmt: skip
+    add("--framework", metavar="NAME",
+        help="pytorch or mindspore (default: from the script's imports)")  # fmt: skip
     add("--world-size", type=int, metavar="N", help="total number of devices in the job")
     add("--nproc-per-node", type=int, metavar="N",
         help="devices per machine (default: up to 8); without --world-size and --nnodes, all devices in the job")  # fmt: skip

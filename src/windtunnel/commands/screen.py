@@ -88,6 +88,10 @@ class Screen:
         if self._shown is None or rank in self._shown:
             self._write(text if self._is_one_rank else f"[rank {rank}] {text}")
 
+    def write(self, text: str) -> None:
+        """Show a line that is not a rank's: of the shell script that starts them."""
+        self._write(text)
+
     def show_failures(self, result: RunResult) -> None:
         """Print the end of the log of the first failed rank, unless its output was shown live."""
         failed = [rank.rank for rank in result.ranks if rank.status == "failed"]

@@ -30,6 +30,8 @@ class Order:
     real: tuple[str, ...]  # folders that are not protected: where the run's own files go
     is_network_allowed: bool
     kind: str = "auto"  # or "guard": no layer even where one is possible
+    joins: int = 0  # a process that entered with the same `base`: share its view instead of making a new one
+    folder: str = ""  # working folder of the process, which may exist in that view only
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -66,6 +68,8 @@ def enter_by_order(text: str) -> State | None:
 def enter(order: Order) -> State:
     """Protect this process and all processes it starts; cannot be undone."""
     base = Path(order.base)
+    if order.joins:
+        return _join(base, order)
     base.mkdir(exist_ok=True)
     real = [Path(path) for path in order.real]
     state_file = os.open(
@@ -78,6 +82,26 @@ def enter(order: Order) -> State:
     os.environ["WINDTUNNEL_ISOLATION"] = state.kind
     with os.fdopen(state_file, "w", encoding="utf-8") as file:
         json.dump(asdict(state), file)
+    return state
+
+
+def _join(base: Path, order: Order) -> State:
+    """Share the view of a process that entered before."""
+    state = State.read(base)
+    if state is None:
+        raise OSError(f"process {order.joins} did not enter {base}")
+    if state.kind == "layer":
+        from windtunnel.isolation import linux, user_renames
+
+        if linux.join(order.joins):
+            user_renames.install()
+            linux.drop_capabilities()
+        if not state.is_network_off and not order.is_network_allowed:
+            cut_sockets()
+    else:
+        state = _enter_guard(base, [Path(path) for path in order.real], order)
+    os.environ["WINDTUNNEL_ISOLATION"] = state.kind
+    os.chdir(order.folder)
     return state
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import UsageError
@@ -23,9 +24,9 @@ from windtunnel.isolation.changes import FileChange, Files, layer_changes, writt
 from windtunnel.isolation.entrance import Order, State
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
-__all__ = ["Isolation", "check_keep_folder", "together"]
+__all__ = ["PREFIX", "Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]
 
-_PREFIX = "windtunnel-layer-"
+PREFIX = "windtunnel-layer-"
 _REMOVALS, _PAUSE_S = 5, 0.05
 _MOST_CHANGES = 2000  # listed one by one; the smaller ones are only counted, and the report says so
 _NOT_REPORTED = re.compile(r"/__pycache__/[^/]+\.pyc(\.\d+)?$")
@@ -41,7 +42,7 @@ class Isolation:
         places = _places()
         _sweep(places)
         place = next((p for p in places if can_hold_layer(p)), places[0])
-        self._base = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        self._base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         self._n_orders = 0
 
     def order(self) -> Order:
@@ -98,6 +99,37 @@ class Isolation:
         return [(base, state) for base, state in states if state is not None]
 
 
+@dataclass(frozen=True)
+class SharedView:
+    """The view of a process that has entered and still runs, for others to join."""
+
+    order: Order
+    pid: int
+    folder: str  # the working folder of those that join
+
+    def isolation(self) -> SharedIsolation:
+        return SharedIsolation(self)
+
+
+class SharedIsolation(Isolation):
+    """The protection of a run whose processes join the view of another process, which removes what was written."""
+
+    def __init__(self, view: SharedView) -> None:
+        self._view = view
+        self._is_network_allowed = view.order.is_network_allowed
+
+    def order(self) -> Order:
+        return replace(self._view.order, joins=self._view.pid, folder=self._view.folder)
+
+    def remove(self) -> None:
+        """Leave it to the run that made the view."""
+
+    def _states(self) -> list[tuple[Path, State]]:
+        base = Path(self._view.order.base)
+        state = State.read(base)
+        return [] if state is None else [(base, state)]
+
+
 def together(every: Iterable[Files]) -> Files:
     """Merge what several processes or machines would have changed; the weakest protection is reported."""
     found = list(every)
@@ -141,8 +173,8 @@ def _sweep(places: Sequence[str]) -> None:
     """Remove the folders of runs that were killed."""
     for place in (*places, SHARED_MEMORY):
         with suppress(OSError):
-            for path in Path(place).glob(f"{_PREFIX}*"):
-                pid = path.name[len(_PREFIX) :].partition("-")[0]
+            for path in Path(place).glob(f"{PREFIX}*"):
+                pid = path.name[len(PREFIX) :].partition("-")[0]
                 if path.lstat().st_uid == os.geteuid() and pid.isdecimal() and not _is_alive(int(pid)):
                     _remove(path)
 

@@ -20,6 +20,7 @@ __all__ = [
     "NEW_USER",
     "bind",
     "drop_capabilities",
+    "join",
     "make_mounts_private",
     "map_own_ids",
     "mount_overlay",
@@ -50,6 +51,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def unshare(flags: int) -> None:
     """Move this process to new namespaces of these kinds; a user namespace needs a single-threaded process."""
     _check(_libc.unshare(flags), "unshare")
+
+
+def join(pid: int) -> bool:
+    """Move this process to the namespaces of another one; returns whether that includes a user namespace."""
+    joined = []
+    for name in ("user", "mnt", "net"):  # the user namespace first: it gives the right to join the others
+        path = f"/proc/{pid}/ns/{name}"
+        if os.readlink(path) != os.readlink(f"/proc/self/ns/{name}"):
+            joined.append((name, os.open(path, os.O_RDONLY)))
+    for name, descriptor in joined:
+        _check(_libc.setns(descriptor, 0), f"setns {name}")
+        os.close(descriptor)
+    return any(name == "user" for name, _ in joined)
 
 
 def map_own_ids(uid: int, gid: int) -> None:

@@ -94,6 +94,12 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis
         result, device_index = _measure(request, task, recorded)
     steps = int((recording.columns["kind"] == Kind.STEP).sum())
     error = _error(outcome, task, code)
+    workers: str | None = outcome.get("workers")
+    worker_notes: tuple[str, ...] = ()
+    if workers and error is None and not (recording.columns["kind"] == Kind.ALLOC).any():
+        error = workers
+    elif workers:
+        worker_notes = (workers,)
     crash_of(task.folder)  # removes the file; it has been read if it was needed
     result = replace(
         result,
@@ -109,6 +115,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis
             *result.notes,
             *workspace_notes,
             *outcome.get("notices", ()),
+            *worker_notes,
             *_remarks(request, steps, error),
             *_argument_notes(request, task, outcome, error),
         ),

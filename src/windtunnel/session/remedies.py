@@ -350,4 +350,4 @@ def _next_size(figures: dict[int, RankResult], least: int, most: int, rank: Rank
 
 def _command(request: RunRequest) -> str:
     """Return the command of the dry run that shows it."""
-    return shlex.join(["windtunnel", "run", *request.options, request.script, *request.arguments])
+    return shlex.join(["windtunnel", "run", *request.options, *request.words])

@@ -6,16 +6,17 @@ options ──> RunRequest ──> check_request ──> task_of(rank)
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_ASCEND, DeviceProfile
 from windtunnel.errors import UsageError
 from windtunnel.frameworks import require
-from windtunnel.isolation.layer import check_keep_folder
+from windtunnel.isolation.layer import SharedView, check_keep_folder
 from windtunnel.memory import Allocator
 from windtunnel.memory.workspace.rows import WorkspaceTable
+from windtunnel.session.launchers.launch import Launch
 
 __all__ = ["RunRequest", "check_request", "conf_of_environment", "task_of"]
 
@@ -68,17 +69,44 @@ class RunRequest:
     device_option: str = ""  # --device as the user wrote it; empty: the name of the device
     misplaced: tuple[str, ...] = ()  # the `arguments` that are options of windtunnel, with their values
     is_advising: bool | None = False  # simulate remedies; None: if it does not fit and the run was short
+    launch: Launch | None = None  # the launcher's command line that asked for these workers
+    view: SharedView | None = (
+        None  # the ranks see the files of this process: a shell script that started them
+    )
+    typed: tuple[
+        str, ...
+    ] = ()  # the command that was given instead of a script: its launcher, or a shell script
 
     @property
     def options(self) -> list[str]:
         """Return the options that repeat this run, to put before the script."""
         found = ["--device", self.device_option or self.device.id]
-        found += ["--world-size", str(self.world_size)] if self.world_size > 1 else []
+        typed = self._typed()
+        is_told = typed is not None and self.launch is not None and self.launch.world_size is not None
+        found += ["--world-size", str(self.world_size)] if self.world_size > 1 and not is_told else []
         found += ["--allocator", self.allocator] if self.allocator != self.device.allocator else []
         found += [part for pattern in self.checkpointed for part in ("--checkpoint", pattern)]
         found += ["--batch-factor", f"{self.batch_factor:g}"] if self.batch_factor != 1 else []
         found += ["--chunk-loss", str(self.loss_chunks)] if self.loss_chunks != 1 else []
-        return [*found, "-m"] if self.is_module else found
+        return [*found, "-m"] if self.is_module and typed is None else found
+
+    @property
+    def words(self) -> list[str]:
+        """Return what to write after the options to repeat this run."""
+        return self._typed() or [self.script, *self.arguments]
+
+    def _typed(self) -> list[str] | None:
+        """The command that was given, with the arguments of this request; None if it was a script, or cannot say so."""
+        if not self.typed or self.launch is None:
+            return None
+        if self.arguments == self.launch.arguments:
+            return list(self.typed)
+        n_before = len(self.typed) - len(self.launch.arguments)
+        if (
+            self.typed[n_before:] == self.launch.arguments
+        ):  # the script's arguments end a launcher's command line
+            return [*self.typed[:n_before], *self.arguments]
+        return None  # they are inside a shell script
 
     @property
     def is_list(self) -> bool:
@@ -223,10 +251,18 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
     """Return the task of one rank; creates its folder."""
     folder = request.folder / f"rank{rank}"
     folder.mkdir(parents=True, exist_ok=True)
+    launch = request.launch
     return RankTask(
-        request.script, request.arguments, request.is_module, request.device, request.allocator,
+        request.script, _arguments_of(request, rank), request.is_module, request.device, request.allocator,
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
         str(folder.resolve()), request.is_recording_saves, request.framework, request.checkpointed,
-        request.batch_factor, request.loss_chunks,
+        request.batch_factor, request.loss_chunks, {} if launch is None else launch.variables_of(rank),
     )  # fmt: skip
+
+
+def _arguments_of(request: RunRequest, rank: int) -> tuple[str, ...]:
+    """The script's arguments; some launchers put the local rank before them."""
+    if request.launch is None:
+        return request.arguments
+    return replace(request.launch, arguments=request.arguments).arguments_of(rank)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from windtunnel.errors import UsageError
+from windtunnel.session.launchers.worker_logs import is_worker_log
 from windtunnel.whole_file import TEMPORARY_PREFIX
 
 __all__ = ["FolderLock", "discard_empty_run", "prepare_folder"]
@@ -140,7 +141,12 @@ def _remove_earlier_run(folder: Path) -> None:
     """Remove an earlier run; reject a folder with other files, because here a script's writes are real."""
     found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     found = [path for path in found if path != folder / _LOCK]
-    foreign = sorted(path.relative_to(folder) for path in found if not _is_of_run(path.relative_to(folder)))
+    logs = [path for path in found if is_worker_log(path)]
+    foreign = sorted(
+        path.relative_to(folder)
+        for path in found
+        if path not in logs and not _is_of_run(path.relative_to(folder))
+    )
     if foreign:
         raise UsageError(
             f"--out {folder} contains {foreign[0]}, which is not from an earlier run; files in it are not protected"
@@ -149,6 +155,9 @@ def _remove_earlier_run(folder: Path) -> None:
         )
     for path in found:
         path.unlink(missing_ok=True)
+    for place in {path.parent for path in logs}:
+        with suppress(OSError):
+            place.rmdir()
     for rank in folder.iterdir():
         if _RANK.fullmatch(rank.name) and rank.is_dir() and not any(rank.iterdir()):
             rank.rmdir()

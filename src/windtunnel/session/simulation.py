@@ -39,6 +39,7 @@ from windtunnel.report.results.time import TimeResult
 from windtunnel.session.analysts import Analysts
 from windtunnel.session.executor import Events, Executor, OnLine
 from windtunnel.session.fork_server import ForkServer
+from windtunnel.session.launchers.worker_logs import link_worker_logs
 from windtunnel.session.local_executor import LocalExecutor
 from windtunnel.session.page_stage import ranks_in_detail, write_run_page
 from windtunnel.session.rank import CANNOT_RECORD, CANNOT_START, OUR_BUG
@@ -50,6 +51,7 @@ from windtunnel.session.world import Choice, ChosenRanks, Outcome, World, WorldP
 __all__ = ["Simulation", "isolation_of", "simulate", "simulate_rank_quietly", "summarise"]
 
 Tell = Callable[[str], None]
+AfterRanks = Callable[[Mapping[int, RankResult]], tuple[str, ...]]
 
 _OVERLOOKED = (
     "irregular process groups single out {:,} more ranks than were simulated: these are assumed to do the same work as"
@@ -87,16 +89,17 @@ def simulate(
     on_line: OnLine,
     watch: Callable[[WorldProgress], None],
     tell: Tell = lambda text: None,
+    after_ranks: AfterRanks = lambda results: (),
 ) -> Simulation:
     """Simulate the ranks of the request, and write the files of the run.
 
     `on_line` gets every output line of the scripts, `watch` gets the progress object once, `tell` gets the stages that
-    follow.
+    follow. `after_ranks` is called when all ranks have run, and returns notes for the report.
     """
     is_local = request.executor == "local"
     isolation = isolation_of(request) if is_local else None
     try:
-        return _simulate(request, isolation, on_line, watch, tell)
+        return _simulate(request, isolation, on_line, watch, tell, after_ranks)
     finally:
         if isolation is not None:
             isolation.remove()
@@ -108,10 +111,12 @@ def _simulate(
     on_line: OnLine,
     watch: Callable[[WorldProgress], None],
     tell: Tell,
+    after_ranks: AfterRanks,
 ) -> Simulation:
     with ExitStack() as closing:
         workers = _start_workers(request, isolation, on_line, closing)
         found = _run_ranks(request, workers, watch)
+        _note_the_start(request, found, after_ranks)
         _write_early_report(request, found)
         details = _draw_and_detail(request, workers, found, tell)
     files = _list_files(request, isolation, workers.executor, found)
@@ -207,6 +212,14 @@ def _run_ranks(request: RunRequest, workers: _Workers, watch: Callable[[WorldPro
     return _Found(reported, representative, mismatches, seconds, outcome.is_interrupted)
 
 
+def _note_the_start(request: RunRequest, found: _Found, after_ranks: AfterRanks) -> None:
+    """Let whoever started the job, such as a shell script, go on; add what it and the launcher have to say."""
+    if not found.is_interrupted:
+        results = {rank: finding.result for rank, finding in found.reported.items()}
+        notes = (*(request.launch.notes if request.launch is not None else ()), *after_ranks(results))
+        found.note(min(found.reported), notes)
+
+
 def _write_early_report(request: RunRequest, found: _Found) -> None:
     """Write a report before the stages that take long for large ranks: a run that is killed there still has one."""
     if request.writes_page or request.level >= 3:
@@ -266,6 +279,8 @@ def summarise(
     result = _run_result(request, findings, representative, mismatches, time)
     result = replace(result, files=files, advice=advice)
     codes = [finding.code for finding in findings.values()]
+    if request.launch is not None and request.launch.log_dir:
+        link_worker_logs(request.folder, request.launch.log_dir, findings)
     try:
         write_report(request.folder / "report.json", result)
         for rank in findings:
@@ -287,6 +302,8 @@ def summarise(
 
 def isolation_of(request: RunRequest) -> Isolation:
     """Return the file protection of a run; the output folder and windtunnel's cache are not protected."""
+    if request.view is not None:
+        return request.view.isolation()
     cache = cache_folder()
     if request.framework == "mindspore":
         with suppress(OSError):

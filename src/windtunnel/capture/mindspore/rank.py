@@ -145,7 +145,7 @@ def _variables(task: RankTask, folder: Path) -> dict[str, str]:
     }
     if "MS_DEV_SAVE_GRAPHS_PATH" not in os.environ:
         found["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)  # where it lists communication
-    if task.is_launched:
+    if task.is_launched or task.world_size > 1:
         found |= {
             "RANK_ID": str(task.rank),
             "RANK_SIZE": str(task.world_size),
@@ -154,7 +154,7 @@ def _variables(task: RankTask, folder: Path) -> dict[str, str]:
             "MS_WORKER_NUM": str(task.world_size),
             "MS_NODE_ID": str(task.rank),
         }
-    return found
+    return task.variables | found
 
 
 def _follow_steps(steps: int, on_step: Callable[[int], None] | None) -> None:

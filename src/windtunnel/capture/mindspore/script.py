@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.mindspore.instruments import Instruments
@@ -41,7 +42,10 @@ class CalledOsExit(BaseException):
 def run_script(task: RankTask) -> dict[str, Any]:
     """Run the script until it ends, and wait for the threads it left running."""
     answer_msprobe()
+    workers = ChildWorkers()
+    workers.install()
     outcome = _run(_script_of(task), task.world_size)
+    outcome["workers"] = workers.sentence()
     _wait_for_threads()
     return outcome
 

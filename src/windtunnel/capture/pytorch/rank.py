@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from windtunnel import torch_compatibility
+from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.memory_counters import MakeCounters, MemoryCounters
@@ -92,9 +93,12 @@ def run_rank(task: RankTask, make_counters: MakeCounters, program: Callable[[], 
         recorder.notice(note)
     changes = what_if.install_changes(task, recorder)
     arguments = ScriptArguments([task.script, *task.arguments])
+    workers = ChildWorkers()
     if program is None:
         sys.argv = arguments
+        workers.install()
     outcome = _run(program or _script_of(task), recorder, task.world_size)
+    outcome["workers"] = workers.sentence()
     with held():  # an interrupt that comes now waits until the recording is closed
         _close(task, writer, recorder, outcome, changes, arguments if program is None else None)
     return outcome, writer.failure
@@ -188,6 +192,7 @@ def _set_environment(task: RankTask) -> None:
     os.environ["WINDTUNNEL_DRY_RUN"] = "1"
 
     if not task.is_launched:
+        os.environ.update(task.variables)
         return
     os.environ.update(
         RANK=str(task.rank),
@@ -205,6 +210,7 @@ def _set_environment(task: RankTask) -> None:
         MASTER_PORT=os.environ.get("MASTER_PORT", "29500"),
         TORCHELASTIC_RUN_ID="windtunnel",
     )
+    os.environ.update(task.variables)
 
 
 def _script_of(task: RankTask) -> Callable[[], Any]:

@@ -9,6 +9,7 @@ functional collectives, Megatron's parallel state) runs unmodified.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections import Counter
@@ -91,6 +92,8 @@ def _replace_init(own_rank: int, own_world_size: int) -> None:
         _wanted_backend = str(backend or "").lower()
         n_ranks = own_world_size if world_size in (-1, None) else int(world_size)
         number = own_rank if rank in (-1, None) else int(rank)
+        if own_world_size > 1 and rank in (-1, None) and "store" not in kwargs and _wanted_backend != "mpi":
+            _check_variables(init_method)
         if not 0 <= number < n_ranks:
             raise ValueError(f"rank {number} is not one of the {n_ranks} ranks of the job: ranks start at 0")
         original(backend=_NAME, store=SimulatedStore(), rank=number, world_size=n_ranks)
@@ -100,6 +103,16 @@ def _replace_init(own_rank: int, own_world_size: int) -> None:
         c10d._world.pg_backend_config[group] = ",".join(f"{device}:{name}" for device in group._devices)
 
     _replace("init_process_group", init_process_group)
+
+
+def _check_variables(init_method: Any) -> None:
+    """Without them torch does not know its rank: mpirun and srun set others, which a script has to read itself."""
+    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in os.environ]
+    if missing and init_method in (None, "env://"):
+        raise ValueError(
+            f"Error initializing torch.distributed using env:// rendezvous: environment variable {missing[0]} expected,"
+            " but not set by mpirun or srun"
+        )
 
 
 def _library(backend: str) -> tuple[str, tuple[str, ...]]:
