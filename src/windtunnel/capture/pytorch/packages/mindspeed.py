@@ -13,7 +13,7 @@ import torch
 
 from windtunnel.capture.pytorch.kernels.define_operator import define, differentiate
 
-__all__ = ["mindspeed_modules"]
+__all__ = ["mindspeed_modules", "rotary_functions"]
 
 Tensor = torch.Tensor
 _NAME = "npu_rotary_position_embedding"
@@ -21,6 +21,11 @@ _NAME = "npu_rotary_position_embedding"
 
 def mindspeed_modules() -> dict[str, dict[str, Any]]:
     """The one module a script imports, with the function of its name."""
+    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": rotary_functions()}
+
+
+def rotary_functions() -> dict[str, Any]:
+    """The rotary kernel, for the module above and for MindSpeed's own builder."""
     forward = define(
         "mindspeed",
         f"{_NAME}(Tensor x, Tensor cos, Tensor sin, int mode=0) -> Tensor",
@@ -45,7 +50,7 @@ def mindspeed_modules() -> dict[str, dict[str, Any]]:
         return d_x, *((d_cos, d_sin) if x is not None else (None, None)), None
 
     differentiate("mindspeed", _NAME, save, rotate_back)
-    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": {_NAME: forward}}
+    return {_NAME: forward}
 
 
 def _rotated_shape(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
