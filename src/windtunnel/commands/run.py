@@ -12,6 +12,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from windtunnel.capture.assumed_values import assumed_values
 from windtunnel.capture.framework_choice import framework_of
 from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.commands.console import open_console
@@ -96,7 +97,8 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         check_script(Path(args.script))
     framework = framework_of(args.script, args.is_module)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
-    _env_int("WINDTUNNEL_MOST_READS")  # every rank reads it: report a wrong value now
+    _env_int("WINDTUNNEL_MOST_READS")  # every rank reads these: report a wrong value now
+    assumed_values()
     n_given, per_node = _layout(args)
     n_devices = 1 if n_given is None else n_given
     allocator = args.allocator or ("mindspore" if framework == "mindspore" else device.allocator)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from windtunnel import torch_compatibility
+from windtunnel.capture.assumed_values import VARIABLE
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.pytorch import processes, saved_tensors, spawn, torch_compile, what_if
@@ -109,6 +110,10 @@ def _close(
         recorder.notice(f"--checkpoint {', '.join(task.checkpointed)} matches no module that was called")
     if task.batch_factor != 1 and not batches.loaders:
         recorder.notice("--batch-factor changed nothing: the script created no DataLoader with a batch_size")
+    for where in sorted(
+        set(recorder.assumed) - {unknown.where for unknown in recorder.unknown_values.values()}
+    ):
+        recorder.notice(f"{VARIABLE} sets {where}, but that line read no unknown value")
     outcome |= {
         "steps": recorder.n_steps,
         "unknown_values": [

@@ -71,7 +71,7 @@ def install_packages(device_type: str) -> None:
     hidden = {name.strip() for name in os.environ.get("WINDTUNNEL_WITHOUT", "").split(",")}
     for place, offered in ((0, _REPLACED), (len(sys.meta_path) + 1, _OFFERED)):
         packages = {name: make for name, make in offered.get(device_type, {}).items() if name not in hidden}
-        sys.meta_path.insert(place, _Finder(packages))
+        sys.meta_path.insert(place, _Finder(packages, is_whole=offered is _REPLACED))
     if device_type in _COMPLETED:
         sys.meta_path.insert(0, _Completer(_COMPLETED[device_type]))
 
@@ -79,8 +79,9 @@ def install_packages(device_type: str) -> None:
 class _Finder:
     """Finds and loads the given packages; a package's modules are created once."""
 
-    def __init__(self, packages: dict[str, Callable[[], Modules]]) -> None:
+    def __init__(self, packages: dict[str, Callable[[], Modules]], is_whole: bool) -> None:
         self.packages = packages
+        self.is_whole = is_whole  # `import acl` gives acl.rt too
         self.modules: dict[str, Modules] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -106,7 +107,20 @@ class _Finder:
         return types.ModuleType(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module).update(self._modules_of(module.__name__).get(module.__name__, {}))
+        name, modules = module.__name__, self._modules_of(module.__name__)
+        vars(module).update(modules.get(name, {}))
+        if not self.is_whole:
+            return
+        for child in {
+            other.removeprefix(f"{name}.").partition(".")[0]
+            for other in modules
+            if other.startswith(f"{name}.")
+        }:
+            spec = self.find_spec(f"{name}.{child}")
+            part = sys.modules[spec.name] = types.ModuleType(spec.name)
+            part.__spec__, part.__path__ = spec, []
+            setattr(module, child, part)
+            self.exec_module(part)
 
 
 class _Completer:

@@ -12,7 +12,7 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -130,7 +130,7 @@ class _FlopsCounter:
 class _Options:
     """The options of an HCCL group: fields that programs set and read back."""
 
-    hccl_config: ClassVar[dict[str, Any]] = {}  # programs ask the class whether it has one
+    hccl_config: Any = None  # programs ask the class whether it has one
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream

@@ -104,6 +104,7 @@ class _Transfer(types.ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         if name == "__spec__":
+            sys.modules["torch_npu.contrib"].transfer_to_npu = self  # type: ignore[attr-defined]
             _alias_cuda_to_npu()
             return _Spec(_TRANSFER, None)
         return super().__getattribute__(name)
