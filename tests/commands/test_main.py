@@ -30,11 +30,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 # A new option is a promise: add it here, in the docs of its verb, and in the changelog.
 OPTIONS = {
     "run": [
-        "--advise", "--allocator", "--batch-factor", "--checkpoint", "--chunk-loss", "--device", "--executor", "--force",
-        "--framework", "--isolation", "--jobs", "--json", "--keep-files", "--level", "--library-buffers", "--measure", "--memory-tracker",
-        "--network", "--network-access", "--nnodes", "--no-advise", "--no-html", "--nproc-per-node", "--out", "--rank",
-        "--ranks", "--snapshot", "--steps", "--tokens-per-step", "--trace-ranks", "--verbose", "--workspace", "--world-size",
-        "-m", "-v", "script", "arguments",
+        "--advise", "--allocator", "--batch-factor", "--checkpoint", "--chunk-loss", "--device", "--executor",
+        "--force", "--framework", "--isolation", "--jobs", "--json", "--keep-files", "--level", "--library-buffers",
+        "--measure", "--memory-tracker", "--network", "--network-access", "--nnodes", "--no-advise", "--no-html",
+        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--tokens-per-step",
+        "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v", "script", "arguments",
     ],
     "remat": [
         "--advise", "--allocator", "--costs", "--device", "--force", "--json", "--minimum-size", "--network-access",

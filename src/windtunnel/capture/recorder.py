@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
+from windtunnel.capture.assumed_values import assumed_values
 from windtunnel.events.file import FLUSH_EVERY, RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -64,6 +65,9 @@ class Recorder:
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
     last_unknown: UnknownValue | None = None
     most_reads: int = field(default_factory=lambda: _most_reads())
+    assumed: dict[str, float] = field(
+        default_factory=assumed_values
+    )  # line -> what it reads, set by the user
     notices: dict[str, int] = field(default_factory=dict)  # a sentence for the user -> how often it applied
     on_step: Callable[[int], None] | None = None
     futures: dict[int, tuple[int, ...]] = field(
@@ -183,6 +187,12 @@ class Recorder:
             self.on_step(self.n_steps)
 
     # -- unknown values -----------------------------------------------------------------------------------
+
+    def read_unknown(self, what: str, value: float | complex) -> UnknownValue:
+        """Note a read as below; its value is the given default, or what the user set for the line."""
+        if self.assumed:
+            value = type(value)(self.assumed.get(self.user_line(), value))  # type: ignore[arg-type]  # a number
+        return self.note_unknown(what, value)
 
     def note_unknown(self, what: str, value: object) -> UnknownValue:
         """Note that the program read a value that does not exist, and on which line."""

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from windtunnel.capture.assumed_values import assumed_values
 from windtunnel.capture.framework_choice import FRAMEWORKS, framework_of
 from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.capture.script_check import check_module, check_script
@@ -85,7 +86,8 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
         check_module(launch.script) if launch.is_module else check_script(Path(launch.script))
     framework = _framework(args, launch, start.framework if isinstance(start, Handed) else None)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
-    _env_int("WINDTUNNEL_MOST_READS")  # every rank reads it: report a wrong value now
+    _env_int("WINDTUNNEL_MOST_READS")  # every rank reads these: report a wrong value now
+    assumed_values()
     n_given, per_node = (
         _layout(args) if launch.world_size is None else (launch.world_size, launch.nproc_per_node)
     )

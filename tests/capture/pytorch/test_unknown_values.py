@@ -10,6 +10,8 @@ from torch import nn
 
 import windtunnel
 from tests.capture.pytorch.simulated import simulate
+from windtunnel.capture.assumed_values import assumed_values
+from windtunnel.errors import UsageError
 
 SCALAR = "the value of a device tensor (.item(), float(), int(), bool(), if)"
 
@@ -252,3 +254,36 @@ def test_a_loss_curve_does_not_stop_a_program():
 )
 def test_simulated_numbers_are_finite(check):
     assert simulate(lambda: check(torch.randn(4, device="cuda"))).answer is False
+
+
+def test_a_line_reads_what_the_user_set_for_it(monkeypatch):
+    def program():
+        norm = nn.Linear(512, 512).cuda()(torch.rand(256, 512).cuda()).norm()
+        first = norm.item()
+        return first, norm.item(), (norm > 0.5).item()
+
+    line = program.__code__.co_firstlineno + 2
+    place = f"test_unknown_values.py:{line}"
+    monkeypatch.setenv("WINDTUNNEL_VALUES", f"{place}=0.25, train.py:7=3")
+    result = simulate(program)
+    assert result.answer == (0.25, 1.0, True)
+    assert (place, 0.25) in [(u["where"], u["value"]) for u in result.unknown_values]
+    assert "WINDTUNNEL_VALUES sets train.py:7, but that line read no unknown value" in result.notices
+
+
+def test_a_wrong_assumption_is_a_sentence(monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_VALUES", "train.py=3")
+    with pytest.raises(UsageError, match=r"'train\.py=3', which is not FILE:LINE=NUMBER"):
+        assumed_values()
+
+
+def test_which_token_goes_to_which_expert_is_known_when_it_is_computed_from_known_numbers():
+    def program():
+        n_tokens, n_experts, top = 4096, 128, 8
+        slots = torch.arange(n_tokens * top, device="cuda").view(n_tokens, top) % n_experts
+        routing = torch.zeros(n_tokens, n_experts, dtype=torch.bool, device="cuda").scatter_(1, slots, True)
+        return routing.sum(dim=0).tolist()
+
+    result = simulate(program)
+    assert result.answer == [256] * 128
+    assert result.unknown_values == []

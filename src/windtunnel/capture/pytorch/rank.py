@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from windtunnel import torch_compatibility
+from windtunnel.capture.assumed_values import VARIABLE
 from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
@@ -127,6 +128,10 @@ def _close(
     """Write the rest of the recording, and how the program ended."""
     for sentence in changes.without_effect():
         recorder.notice(sentence)
+    for where in sorted(
+        set(recorder.assumed) - {unknown.where for unknown in recorder.unknown_values.values()}
+    ):
+        recorder.notice(f"{VARIABLE} sets {where}, but that line read no unknown value")
     outcome |= {
         "steps": recorder.n_steps,
         "unknown_values": [

@@ -3,9 +3,10 @@
     torch.arange(8, device="cuda").tolist() ──> the real numbers
     loss.item()                             ──> unknown: a default, which is reported
 
-A small tensor whose inputs are all known is also computed on the host; anything a device would compute from weights is
-unknown. Integers that are copied from the host unchanged (token ids, sizes, pickled objects) keep their values whatever
-their size, up to `KEPT_BYTES` in total; a notice says when that limit is reached.
+A small tensor whose inputs are all known is also computed on the host, integers and masks up to `INTEGER_LIMIT` (which
+token goes to which expert); anything a device would compute from weights is unknown. Integers that are copied from the
+host unchanged (token ids, sizes, pickled objects) keep their values whatever their size, up to `KEPT_BYTES` in total; a
+notice says when that limit is reached.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+INTEGER_LIMIT = (
+    1 << 23
+)  # bytes: of integers and masks that an operator computes, whose values are carried along
 KEPT_BYTES = 1 << 30  # of this machine's memory, for the values of all tensors above KNOWN_VALUE_LIMIT
 all_false: set[int] = set()  # storages known only to be all false: the results of isnan and isinf
 
@@ -101,7 +105,7 @@ def make_known(a: Any) -> None:
         if (
             sim is not None
             and sim.values is None
-            and sim.n_bytes <= KNOWN_VALUE_LIMIT
+            and sim.n_bytes <= (KNOWN_VALUE_LIMIT if is_floating(a.dtype) else INTEGER_LIMIT)
             and covers_storage(a, sim)
         ):
             sim.values = _raw_empty(sim.n_bytes)
@@ -150,8 +154,12 @@ def follow_values(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any], entry: Entry
 ) -> None:
     """The values of all inputs are known and small: compute the real results as well."""
-    total = sum(s[4] for s in entry.outputs if s.__class__ is tuple and s[0] == "new")
-    if total > KNOWN_VALUE_LIMIT:
+    n_bytes, n_floating = 0, 0
+    for spec in entry.outputs:
+        if spec.__class__ is tuple and spec[0] == "new":
+            n_bytes += spec[4]
+            n_floating += spec[4] if is_floating(spec[3]) else 0
+    if n_bytes > INTEGER_LIMIT or n_floating > KNOWN_VALUE_LIMIT:
         discard_values(results)  # what it wrote to is among them
         return
     try:

@@ -33,8 +33,8 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = values_of(args[0])
     if known is not None:
         return known.item()
-    value = unknown_value(args[0])
-    unknown = world.recorder.note_unknown(_what_was_read(), value)
+    unknown = world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
+    value: Any = unknown.value
     if unknown.count_in_step % _PATIENCE == 0:
         # `while error > tolerance:` would never end: reading an unknown value again does not change it.
         world.recorder.notice(

@@ -17,8 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.capture.pytorch.packages.apex import SOFTMAX_MODULES, apex_modules
+from windtunnel.capture.pytorch.packages.cann import acl_modules, torchair_modules
 from windtunnel.capture.pytorch.packages.flash_attn import FLASH_ATTN_VERSION, flash_attn_modules
 from windtunnel.capture.pytorch.packages.mindspeed import mindspeed_modules
+from windtunnel.capture.pytorch.packages.mindspeed_builders import answer_op_builders
+from windtunnel.capture.pytorch.packages.torch_npu_modules import TORCH_NPU_VERSION
 
 __all__ = ["install_packages"]
 
@@ -28,7 +31,15 @@ _Spec: Any = type(sys.__spec__)
 # kind of device -> package -> its modules, made when one is first imported
 _OFFERED: dict[str, dict[str, Callable[[], Modules]]] = {
     "cuda": {"flash_attn": flash_attn_modules, "apex": apex_modules},
-    "npu": {"mindspeed": mindspeed_modules},
+    "npu": {"mindspeed": mindspeed_modules, "torch_npu": dict},  # torch_npu itself: surface/npu.py
+}
+# The driver's own Python side: these come before installed ones, which would look for a device.
+_REPLACED: dict[str, dict[str, Callable[[], Modules]]] = {
+    "npu": {"acl": acl_modules, "torchair": torchair_modules},
+}
+# Modules of installed packages whose compiled kernels are ours -> what is done to them after they were imported.
+_COMPLETED: dict[str, dict[str, Callable[[types.ModuleType], None]]] = {
+    "npu": {"mindspeed.op_builder.": answer_op_builders},
 }
 # Apex builds these beside its package, not in it.
 _EXTENSIONS = dict.fromkeys(SOFTMAX_MODULES, "apex")
@@ -49,21 +60,28 @@ class Distribution:
         return self.package if filename == "top_level.txt" else None
 
 
-_VERSIONED = {"flash_attn": Distribution("flash-attn", "flash_attn", FLASH_ATTN_VERSION)}
+_VERSIONED = {
+    "flash_attn": Distribution("flash-attn", "flash_attn", FLASH_ATTN_VERSION),
+    "torch_npu": Distribution("torch-npu", "torch_npu", TORCH_NPU_VERSION),
+}
 
 
 def install_packages(device_type: str) -> None:
     """Offer this device's packages to every later import."""
     hidden = {name.strip() for name in os.environ.get("WINDTUNNEL_WITHOUT", "").split(",")}
-    packages = {name: make for name, make in _OFFERED.get(device_type, {}).items() if name not in hidden}
-    sys.meta_path.append(_Finder(packages))
+    for place, offered in ((0, _REPLACED), (len(sys.meta_path) + 1, _OFFERED)):
+        packages = {name: make for name, make in offered.get(device_type, {}).items() if name not in hidden}
+        sys.meta_path.insert(place, _Finder(packages, is_whole=offered is _REPLACED))
+    if device_type in _COMPLETED:
+        sys.meta_path.insert(0, _Completer(_COMPLETED[device_type]))
 
 
 class _Finder:
     """Finds and loads the given packages; a package's modules are created once."""
 
-    def __init__(self, packages: dict[str, Callable[[], Modules]]) -> None:
+    def __init__(self, packages: dict[str, Callable[[], Modules]], is_whole: bool) -> None:
         self.packages = packages
+        self.is_whole = is_whole  # `import acl` gives acl.rt too
         self.modules: dict[str, Modules] = {}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -89,4 +107,53 @@ class _Finder:
         return types.ModuleType(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module).update(self._modules_of(module.__name__).get(module.__name__, {}))
+        name, modules = module.__name__, self._modules_of(module.__name__)
+        vars(module).update(modules.get(name, {}))
+        if not self.is_whole:
+            return
+        for child in {
+            other.removeprefix(f"{name}.").partition(".")[0]
+            for other in modules
+            if other.startswith(f"{name}.")
+        }:
+            spec = self.find_spec(f"{name}.{child}")
+            part = sys.modules[spec.name] = types.ModuleType(spec.name)
+            part.__spec__, part.__path__ = spec, []
+            setattr(module, child, part)
+            self.exec_module(part)
+
+
+class _Completer:
+    """Imports some modules of installed packages as usual, then hands them over."""
+
+    def __init__(self, complete: dict[str, Callable[[types.ModuleType], None]]) -> None:
+        self.complete = complete
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        complete = next((do for start, do in self.complete.items() if name.startswith(start)), None)
+        if complete is None:
+            return None
+        for finder in sys.meta_path:
+            spec: Any = finder.find_spec(name, path, target) if finder is not self else None
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _CompletingLoader(spec.loader, complete)
+                return spec
+        return None
+
+
+class _CompletingLoader:
+    """An installed module's own loader, and what comes after it."""
+
+    def __init__(self, loader: Any, complete: Callable[[types.ModuleType], None]) -> None:
+        self.loader, self.complete = loader, complete
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: Any) -> types.ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self.loader.exec_module(module)
+        self.complete(module)

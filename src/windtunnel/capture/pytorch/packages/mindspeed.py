@@ -1,8 +1,9 @@
-"""MindSpeed's own rotary kernel, which torch_npu does not have.
+"""MindSpeed's own rotary kernel, which torch_npu does not have, and its way to let two tensors share memory.
 
     mindspeed.ops.npu_rotary_position_embedding(x, cos, sin, mode) ──> operator of that name; keeps cos and sin
+    reuse_data_ptr(des, src, offset)                               ──> the memory of des is freed: it lies in src
 
-It keeps what it rotated only if cos and sin need gradients, where torch_npu's npu_rotary_mul keeps it always.
+The rotary kernel keeps what it rotated only if cos and sin need gradients, where torch_npu's npu_rotary_mul keeps it always.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from windtunnel.capture.pytorch.kernels.define_operator import define, differentiate
 
-__all__ = ["mindspeed_modules"]
+__all__ = ["algorithm_functions", "mindspeed_modules", "rotary_functions"]
 
 Tensor = torch.Tensor
 _NAME = "npu_rotary_position_embedding"
@@ -21,6 +22,11 @@ _NAME = "npu_rotary_position_embedding"
 
 def mindspeed_modules() -> dict[str, dict[str, Any]]:
     """The one module a script imports, with the function of its name."""
+    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": rotary_functions()}
+
+
+def rotary_functions() -> dict[str, Any]:
+    """The rotary kernel, for the module above and for MindSpeed's own builder."""
     forward = define(
         "mindspeed",
         f"{_NAME}(Tensor x, Tensor cos, Tensor sin, int mode=0) -> Tensor",
@@ -45,7 +51,7 @@ def mindspeed_modules() -> dict[str, dict[str, Any]]:
         return d_x, *((d_cos, d_sin) if x is not None else (None, None)), None
 
     differentiate("mindspeed", _NAME, save, rotate_back)
-    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": {_NAME: forward}}
+    return {_NAME: forward}
 
 
 def _rotated_shape(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
@@ -60,3 +66,18 @@ def _gradient_shapes(
 ) -> tuple[Tensor, ...]:
     shape = (0,) if x is None else cos.shape
     return dy.new_empty(dy.shape), cos.new_empty(shape), sin.new_empty(shape)
+
+
+def algorithm_functions() -> dict[str, Any]:
+    """The extension `algorithm`: a tensor gives up its own memory for a part of another's."""
+
+    def reuse_data_ptr(des: Tensor, src: Tensor, offset: int) -> None:
+        size = des.element_size()
+        end, available = (offset + des.numel()) * size, src.numel() * src.element_size()
+        if offset < 0 or end > available:
+            raise RuntimeError(
+                f"reuse_data_ptr: bytes {offset * size:,} to {end:,} are not in a tensor of {available:,} bytes"
+            )
+        des.untyped_storage().resize_(0)
+
+    return {"reuse_data_ptr": reuse_data_ptr}

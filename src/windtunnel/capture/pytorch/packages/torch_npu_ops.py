@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.define_operator import define, differentiate
+from windtunnel.capture.pytorch.packages.torch_npu_experts import expert_functions
+from windtunnel.capture.pytorch.packages.torch_npu_fused import fused_functions
 
 __all__ = ["npu_functions"]
 
@@ -30,6 +32,8 @@ def npu_functions() -> dict[str, Any]:
         **_norm_functions(),
         **_rotary_functions(),
         **_activation_functions(),
+        **expert_functions(),
+        **fused_functions(),
     }
 
 

@@ -16,7 +16,8 @@ from windtunnel.capture.memory_counters import MemoryCounters
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.surface import streams
 from windtunnel.capture.pytorch.surface.data_parallel import install_data_parallel
-from windtunnel.capture.pytorch.surface.npu import npu_module
+from windtunnel.capture.pytorch.surface.legacy_types import legacy_types
+from windtunnel.capture.pytorch.surface.npu import complete_npu_module, npu_module
 from windtunnel.capture.pytorch.tensors.storage import World, world
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Kind
@@ -60,6 +61,8 @@ def install_device_module(profile: DeviceProfile, n_devices: int, counters: Memo
     _install_accelerator(profile, n_devices, module)
     if profile.kind == "cuda":
         _install_cuda_only(profile)
+    else:
+        complete_npu_module(module)
 
 
 def _surface(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -> dict[str, Any]:
@@ -302,8 +305,8 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     graphs.graph_pool_handle = lambda: (0, 0)
     graphs.make_graphed_callables = _make_graphed_callables
     install_data_parallel()
-    for dtype, name in _LEGACY_TYPES.items():
-        setattr(torch.cuda, name, _legacy_type(dtype))
+    for name, legacy_type in legacy_types("cuda").items():
+        setattr(torch.cuda, name, legacy_type)
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
 
@@ -323,23 +326,3 @@ class _NoGraph:
 def _make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
     _NoGraph()
     return callables
-
-
-_LEGACY_TYPES = {
-    torch.float32: "FloatTensor", torch.float16: "HalfTensor", torch.bfloat16: "BFloat16Tensor",
-    torch.float64: "DoubleTensor", torch.int64: "LongTensor", torch.int32: "IntTensor", torch.uint8: "ByteTensor",
-    torch.bool: "BoolTensor",
-}  # fmt: skip
-
-
-def _legacy_type(dtype: torch.dtype) -> type:
-    class Meta(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is dtype
-
-        def __call__(cls, *args: Any) -> torch.Tensor:
-            if args and not isinstance(args[0], int):
-                return torch.tensor(args[0], dtype=dtype, device="cuda")
-            return torch.empty(*args, dtype=dtype, device="cuda")
-
-    return Meta(_LEGACY_TYPES[dtype], (), {})

@@ -162,8 +162,7 @@ def _read(self: Tensor, what: str) -> Tensor:
     world.recorder.read_value(sim.device_index if sim is not None else -1)
     if known is not None:
         return known.detach()
-    value = unknown_value(self)
-    world.recorder.note_unknown(what, value)
+    value: Any = world.recorder.read_unknown(what, unknown_value(self)).value
     same = getattr(
         np, str(self.dtype).removeprefix("torch."), None
     )  # numpy has no bfloat16, and calls bool bool_

@@ -51,6 +51,7 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
     _replace("new_group", _untagged_group)
     _replace("split_group", _split_group)
     _replace("all_gather_object", _all_gather_object)
+    _replace_broadcast()
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
         _replace(name, lambda: True)
     _replace("is_backend_available", lambda backend: True)
@@ -118,6 +119,8 @@ def _check_variables(init_method: Any) -> None:
 def _library(backend: str) -> tuple[str, tuple[str, ...]]:
     """The name that a program sees for its backend, and the device types that the backend supports."""
     device_type = store.world.device_type
+    if "cuda" in store.world.aliases:
+        backend = backend.replace("nccl", "hccl")  # transfer_to_npu does it to every call
     if ":" in backend:
         pairs = [pair.split(":") for pair in backend.split(",")]
         return backend, tuple(dict.fromkeys(_device_name(pair[0].strip()) for pair in pairs))
@@ -222,6 +225,27 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
     pickled = pickle.dumps(obj)
     for i in range(members.size()):
         object_list[i] = pickle.loads(pickled)  # pickled by this process; a separate copy for every slot
+
+
+def _replace_broadcast() -> None:
+    original = dist.broadcast
+
+    def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False,
+                  group_src: int | None = None) -> Any:  # fmt: skip
+        """Torch asks torch.cuda whether NCCL can send FP8; on an NPU called cuda a script may have replaced the answer."""
+        members: Any = group or c10d._get_default_group()
+        root = group_src if src is None else members.ranks.index(src) if src in members.ranks else None
+        is_plain = "cuda" in store.world.aliases and type(tensor) is torch.Tensor and not tensor.is_complex()
+        if not is_plain or root is None or c10d._rank_not_in_group(group):
+            return original(tensor, src, group, async_op, group_src)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.asyncOp = root, 0, async_op
+        work = members.broadcast([tensor], options)
+        if work is not None and not async_op:
+            work.wait()
+        return work if async_op else None
+
+    _replace("broadcast", broadcast)
 
 
 # -- the rest of torch -------------------------------------------------------------------------------------
