@@ -18,7 +18,7 @@ from typing import Any
 
 import mindspore
 
-from windtunnel.capture.mindspore.clock import dump_tracker, tracker_clock
+from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
 from windtunnel.capture.mindspore.objects import install_objects
 from windtunnel.capture.mindspore.script import (
@@ -50,8 +50,10 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
     def finish(outcome: dict[str, Any]) -> None:
+        snapshots.stop()
         outcome |= observations(instruments, reads)
         outcome |= {
             "notices": [*outcome["notices"], *([why_not] if why_not else [])],
@@ -64,6 +66,8 @@ def start() -> None:
 
     exits = _SuddenExits(finish, lambda: dump_tracker(library, task.rank))
     exits.install()
+    if why_not is None:
+        snapshots.start()
     outcome = run_script(task)
     exits.is_finished = True
     finish(outcome)

@@ -132,12 +132,12 @@ class Instruments:
         return backward
 
     def _end_step(self, is_marked: bool) -> None:
-        """The step of a dynamic graph gets a mark; the operators of a compiled graph show where its step ends."""
+        """The mark of a compiled step comes when the graph was started; its operators show where it ends."""
         self._n_steps += 1
         if self._n_steps <= 2:
             self.name_tensors()  # weights and optimizer state exist after the first step
-        if is_marked:
-            self._marks.add("step")
+            self._marks.add("names", self.names())
+        self._marks.add("step" if is_marked else "graph_step")
         self._marks.flush()
         self._on_step(self._n_steps)
 
@@ -151,6 +151,14 @@ class Instruments:
             state_of = states.get(parameter.name)
             role = "weight" if state_of is None else "optimizer"
             self._name(parameter, role, names.get(state_of or parameter.name, parameter.name))
+
+    def names(self) -> dict[str, Any]:
+        """The fields of ModelNames, as JSON."""
+        return {
+            "optimizer_states": self.optimizer_states,
+            "parameter_names": self.parameter_names,
+            "prefixes": sorted(self.paths.prefixes, key=len, reverse=True),
+        }
 
     def _learn_names(self) -> None:
         """Keep the names: when the script has ended, its optimizer is gone, but the optimizer's state may not be."""

@@ -27,7 +27,7 @@ from windtunnel.capture.mindspore.errors import ErrorLines
 from windtunnel.capture.mindspore.facts import PrintedFacts
 from windtunnel.capture.mindspore.tracker.marks import Mark, read_marks
 from windtunnel.capture.mindspore.tracker.model_names import ModelNames
-from windtunnel.capture.mindspore.tracker.program import find_tracked
+from windtunnel.capture.mindspore.tracker.program import SNAPSHOT, find_tracked
 from windtunnel.capture.mindspore.tracker.recording import write_rows
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import MissingFramework, UsageError
@@ -78,11 +78,13 @@ def run_by(
         code = _run_script(task, route, folder, facts, errors, on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
     printed = {"mindspore_facts": facts.as_document(), "max_device_bytes": facts.limit_bytes()}
-    outcome = printed | _outcome(marks, code)
+    outcome = printed | _outcome(marks, code, has_snapshot=(folder / SNAPSHOT).exists())
     outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
     if outcome.get("error"):
         outcome["error"] = errors.explain(str(outcome["error"]))
     failure = _record(task, folder, marks, outcome)
+    if marks and marks[-1].kind == "end":
+        shutil.rmtree(folder / SNAPSHOT, ignore_errors=True)
     if not task.is_tracking_stacks and failure is None:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome, failure
@@ -210,7 +212,7 @@ def _removing_offload_folder() -> Iterator[None]:
 # -- the outcome -------------------------------------------------------------------------------------------
 
 
-def _outcome(marks: list[Mark], code: int) -> dict[str, Any]:
+def _outcome(marks: list[Mark], code: int, *, has_snapshot: bool) -> dict[str, Any]:
     """How the script ended: the outcome it wrote, or else its exit code."""
     last = marks[-1] if marks else None
     if last is not None and last.kind == "end" and last.values and isinstance(last.values[0], dict):
@@ -218,10 +220,14 @@ def _outcome(marks: list[Mark], code: int) -> dict[str, Any]:
     reason = (
         f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited immediately with code {code}"
     )
-    return {
-        "status": "failed",
-        "error": f"the script {reason}; MindSpore writes what it allocated only when it exits normally",
-    }
+    names: Any = next((mark.values[0] for mark in reversed(marks) if mark.kind == "names" and mark.values), {})
+    known = (
+        "the report covers its memory until the last snapshot, without operators"
+        if has_snapshot
+        else "it had not run long enough for a snapshot of its memory"
+    )
+    outcome = {"status": "failed", "error": f"the script {reason}; {known}"}
+    return outcome | (names if isinstance(names, dict) else {})
 
 
 def _record(task: RankTask, folder: Path, marks: list[Mark], outcome: dict[str, Any]) -> str | None:
