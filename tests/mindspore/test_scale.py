@@ -62,7 +62,9 @@ for number in range(4):
     step(Tensor(np.ones((64, 512), np.float32)), Tensor(np.zeros(64, np.int32)))
 ms.runtime.synchronize()
 print("MAX", ms.runtime.max_memory_allocated(), flush=True)
-time.sleep(1.5)
+done, snapshot = time.time(), "out/rank0/mindspore/snapshot/task.csv"
+while not os.path.exists(snapshot) or os.path.getmtime(snapshot) < done + 1:  # one that began after the last step
+    time.sleep(0.1)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -88,7 +90,9 @@ def test_two_stages_on_1024_ranks_are_two_kinds(tmp_path):
     kinds = {(rank >= 512, digest) for rank, digest in zip(ranks, digests, strict=True)}
     assert len(kinds) == 2
     peaks = [ran.report["ranks"][rank]["peak_bytes"] for rank in (0, 511, 512, 1023)]
-    assert peaks[0] == peaks[1] > peaks[2] == peaks[3] > 0
+    for first, last in (peaks[:2], peaks[2:]):
+        assert 0 < first == pytest.approx(last, abs=4 * 512)  # a few scalar constants
+    assert peaks[0] != pytest.approx(peaks[2], abs=4 * 512)
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ from windtunnel.capture.mindspore.tracker.program import SNAPSHOT
 
 __all__ = ["Snapshots", "dump_tracker", "tracker_clock"]
 
-_FIRST_SECONDS = 0.5
+_PAUSE_SECONDS = 0.5
 _SHARE = 20  # a snapshot takes at most this part of the time: a large program has few of them
 _FILES = ("memory_block.csv", "task.csv")
 
@@ -79,13 +79,13 @@ class Snapshots:
             self._thread.join()
 
     def _run(self) -> None:
-        pause = _FIRST_SECONDS
+        pause = _PAUSE_SECONDS
         while not self._is_over.wait(pause):
-            started = time.monotonic()
+            started = time.thread_time()  # not wall time: on a busy machine that would make them rare
             with suppress(OSError):  # a full disk: the next one may succeed
                 if not self._take():
                     return
-            pause = max(pause, _SHARE * (time.monotonic() - started))
+            pause = max(_PAUSE_SECONDS, _SHARE * (time.thread_time() - started))
 
     def _take(self) -> bool:
         self._flush()  # marks first: they are about what comes before the snapshot

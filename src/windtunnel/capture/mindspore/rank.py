@@ -220,7 +220,9 @@ def _outcome(marks: list[Mark], code: int, *, has_snapshot: bool) -> dict[str, A
     reason = (
         f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited immediately with code {code}"
     )
-    names: Any = next((mark.values[0] for mark in reversed(marks) if mark.kind == "names" and mark.values), {})
+    names: Any = next(
+        (mark.values[0] for mark in reversed(marks) if mark.kind == "names" and mark.values), {}
+    )
     known = (
         "the report covers its memory until the last snapshot, without operators"
         if has_snapshot
