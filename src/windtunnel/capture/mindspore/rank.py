@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.mindspore.cann.stubs import stubs_for, version_of
+from windtunnel.capture.mindspore.compile_phases import CompilePhases, compile_profile
 from windtunnel.capture.mindspore.errors import ErrorLines
 from windtunnel.capture.mindspore.facts import PrintedFacts
 from windtunnel.capture.mindspore.tracker.marks import Mark, read_marks
@@ -73,10 +74,12 @@ def run_by(
     folder = Path(task.folder) / "mindspore"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    facts, errors = PrintedFacts(), ErrorLines()
+    facts, errors, phases = PrintedFacts(), ErrorLines(), CompilePhases()
     with _removing_offload_folder():
-        code = _run_script(task, route, folder, facts, errors, on_step)
+        code = _run_script(task, route, folder, (phases, facts, errors), on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
+    built = [Mark(0, "build", (f"{name}: {phase}", time_us)) for name, phase, time_us in phases.found]
+    marks = [*built, *marks]
     printed = {"mindspore_facts": facts.as_document(), "max_device_bytes": facts.limit_bytes()}
     outcome = printed | _outcome(marks, code, has_snapshot=(folder / SNAPSHOT).exists())
     outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
@@ -107,8 +110,7 @@ def _run_script(
     task: RankTask,
     route: Route,
     folder: Path,
-    facts: PrintedFacts,
-    errors: ErrorLines,
+    listeners: tuple[CompilePhases, PrintedFacts, ErrorLines],
     on_step: Callable[[int], None] | None,
 ) -> int:
     """Run the script and return its exit code. What it prints is passed on to our own output."""
@@ -131,7 +133,7 @@ def _run_script(
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts, errors)
+                _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), *listeners)
         code = process.wait()
     following.join(timeout=1.0)
     return code
@@ -146,6 +148,8 @@ def _variables(task: RankTask, folder: Path) -> dict[str, str]:
         "MS_SIMULATION_LEVEL": "1",  # 0 stops before a script has results; 2 and 3 need a device
         "MS_ALLOC_CONF": ",".join([*kept, "memory_tracker:True", f"memory_tracker_path:{folder}"]),
     }
+    if task.level == 0:
+        found |= compile_profile(os.environ.get("MS_JIT", ""))
     if "MS_DEV_SAVE_GRAPHS_PATH" not in os.environ:
         found["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)  # where it lists communication
     if task.is_launched:
@@ -167,7 +171,9 @@ def _follow_steps(steps: int, on_step: Callable[[int], None] | None) -> None:
                 on_step(int(line))
 
 
-def _pass_on(line: str, facts: PrintedFacts, errors: ErrorLines) -> None:
+def _pass_on(line: str, phases: CompilePhases, facts: PrintedFacts, errors: ErrorLines) -> None:
+    if phases.listen(line):
+        return
     errors.listen(line)
     if not facts.listen(line) and not _NOISE.search(line):
         _print_line(line)
