@@ -13,6 +13,7 @@ from windtunnel.cluster.rank_communication import Call, CallOrder, communication
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
     COLUMNS,
+    CONSTANT,
     Alloc,
     Collective,
     EmptyCache,
@@ -109,7 +110,7 @@ GROUPS = [Group(0, (0, 1)), Group(1, (0, 1, 2, 3)), Group(2, (0, 1))]
 def digest(tmp_path):
     def digest(*events):
         frames = [Frame("a.py", 1, "f"), Frame("b.py", 2, "g")]
-        record_events(tmp_path / "r", [*GROUPS, *events], ["one", "two"], SIGNATURES, frames)
+        record_events(tmp_path / "r", [*GROUPS, *events], ["one", "two", CONSTANT], SIGNATURES, frames)
         return communication_of(read_recording(tmp_path / "r"), 0, 4).digest
 
     return digest
@@ -191,6 +192,25 @@ def test_streams_count_by_order_of_use(digest):
 
 def test_the_length_of_pickled_objects_does_not_count(digest):
     assert digest(Collective(0, OBJECT, 0)) == digest(Collective(0, LONGER_OBJECT, 0))
+
+
+def test_small_constants_of_compiled_graphs_do_not_count(digest):
+    """A rank whose number equals another constant has one fewer."""
+
+    def with_constant(n_bytes, role=Role.TEMPORARY, name=2):
+        return [Alloc(9, n_bytes, role=Role.WEIGHT), Mark(9, role, name), *WORK, Free(9)]
+
+    assert digest(*with_constant(480)) == digest(*WORK)
+    assert digest(*with_constant(513)) != digest(*WORK)
+    assert digest(*with_constant(480, role=Role.WEIGHT)) != digest(*WORK)
+    assert digest(*with_constant(480, name=1)) != digest(*WORK)
+
+
+def test_the_order_of_frees_with_nothing_between_them_does_not_count(digest):
+    made = [Alloc(0, 512), Alloc(1, 1024), Alloc(2, 512)]
+    assert digest(*made, Free(0), Free(2), Step(1)) == digest(*made, Free(2), Free(0), Step(1))
+    assert digest(*made, Free(0), Free(2), Step(1)) != digest(*made, Free(0), Step(1), Free(2))
+    assert digest(*made, Free(0), Free(2)) != digest(*made, Free(0), Free(1))
 
 
 def test_an_empty_recording_has_a_communication(tmp_path):

@@ -4,7 +4,9 @@
 
 It leaves out what differs between ranks that do the same work: module names, source lines, arguments such as the
 first row of a shard, the device index of the rank on its node, and the root of a collective. It also leaves out events
-that neither take memory nor communicate: a rank that prints its loss is not a class of its own.
+that neither take memory nor communicate: a rank that prints its loss is not a class of its own. And it leaves out the
+small constants of compiled graphs: a compiler keeps equal values once, so a rank whose number happens to equal another
+constant (a size, a tag, the rank of a peer) has one constant fewer.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from windtunnel.events.model import Kind, Phase, Recording, Signature, TensorSpec
+from windtunnel.events.model import CONSTANT, Kind, Phase, Recording, Role, Signature, TensorSpec
 
 __all__ = ["digest_of", "peak_bytes_of"]
 
 _OF_STORAGE = (Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM, Kind.MARK)
 
 _SMALL = 1e-4  # of the peak
+_SMALL_CONSTANT = 512  # bytes: MindSpore's smallest block, which holds one scalar or the shape of one tensor
 
 _WITH_PEER = ("c10d.send", "c10d.recv")
 
@@ -40,6 +43,7 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough:
     if is_rough:
         is_small = (kind == Kind.ALLOC) & (columns["value"] < _SMALL * peak_bytes_of(recording))
         device = np.where(is_model & ~is_small, device, -1)
+    device = np.where(_of_small_constants(recording), -1, device)
     storage = _numbers_of_storages(kind, subject, device)
     call = _numbers_of_calls(kind, subject)
     # A FREE or MARK row does not always have a device; the ALLOC row does. Frees by Python's cycle collector are
@@ -52,7 +56,7 @@ def digest_of(recording: Recording, group_sizes: Mapping[int, int], *, is_rough:
         makes[:] = False
     keep = of_storage | of_call | makes | (kind == Kind.STEP)
     keep |= (kind == Kind.EMPTY_CACHE) & (device >= 0)
-    rows = np.flatnonzero(keep)
+    rows = _with_sorted_frees(np.flatnonzero(keep), kind, storage)
 
     kind = kind[rows]
     is_alloc, is_call = kind == Kind.ALLOC, kind == Kind.COLLECTIVE
@@ -90,6 +94,28 @@ def peak_bytes_of(recording: Recording) -> int:
     frees = np.flatnonzero(columns["kind"] == Kind.FREE)
     change[frees] = -sizes[columns["subject"][frees]]
     return int(np.cumsum(change).max())
+
+
+def _of_small_constants(recording: Recording) -> np.ndarray:
+    """Whether each row allocates a small constant."""
+    columns = recording.columns
+    kind, subject, value = columns["kind"], columns["subject"], columns["value"]
+    if CONSTANT not in recording.names:
+        return np.zeros(len(kind), bool)
+    is_mark = (kind == Kind.MARK) & (columns["role"] == Role.TEMPORARY)
+    is_mark &= value == recording.names.index(CONSTANT)
+    return (kind == Kind.ALLOC) & (value <= _SMALL_CONSTANT) & np.isin(subject, subject[is_mark])
+
+
+def _with_sorted_frees(rows: np.ndarray, kind: np.ndarray, storage: np.ndarray) -> np.ndarray:
+    """The same rows, with frees that follow one another in the order of their storages.
+
+    After the last of them the allocator is in the same state in any order, and a compiled graph releases the inputs
+    of an operator in an order that differs between ranks.
+    """
+    is_free = kind[rows] == Kind.FREE
+    order = np.lexsort((np.where(is_free, storage[rows], -1), np.cumsum(~is_free)))
+    return rows[order]
 
 
 def _numbers_of_storages(kind: np.ndarray, subject: np.ndarray, device: np.ndarray) -> np.ndarray:

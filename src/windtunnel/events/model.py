@@ -18,13 +18,14 @@ import numpy as np
 from windtunnel.events.kinds import CallFlag, Kind, Phase, Role
 
 __all__ = [
-    "COLUMNS", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
+    "COLUMNS", "CONSTANT", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
     "Event", "EventRecord", "EventWait", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter",
     "ModuleExit", "Op", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
     "Step", "Sync", "TensorSpec", "Unsave", "Wait",
 ]  # fmt: skip
 
 NO_NAME = -1  # "no module", "no frame": an index that points nowhere
+CONSTANT = "constant"  # name of a temporary storage that holds a constant of a compiled graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import mindspore
 
-from windtunnel.capture.mindspore.clock import dump_tracker, tracker_clock
+from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
 from windtunnel.capture.mindspore.objects import install_objects
 from windtunnel.capture.mindspore.script import (
@@ -39,6 +39,7 @@ def start() -> None:
     """The program: TASK.json MARKS.jsonl STEPS_FD LIBRARY_OF_MARKS."""
     task = RankTask.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _listen_to_interrupts()
+    _show_level(task.level)
     steps = os.fdopen(int(sys.argv[3]), "w")
     library = Path(sys.argv[4])
     clock, why_not = tracker_clock(library)
@@ -46,12 +47,14 @@ def start() -> None:
     mindspore.runtime.launch_blocking()
     marks = MarkWriter(Path(sys.argv[2]), clock)
     reads = UnknownReads(marks)
-    instruments = Instruments(marks, step_counter(task.max_steps, steps))
+    instruments = Instruments(marks, step_counter(task.max_steps, steps), shows_phases=task.level == 0)
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
     def finish(outcome: dict[str, Any]) -> None:
+        snapshots.stop()
         outcome |= observations(instruments, reads)
         outcome |= {
             "notices": [*outcome["notices"], *([why_not] if why_not else [])],
@@ -64,10 +67,18 @@ def start() -> None:
 
     exits = _SuddenExits(finish, lambda: dump_tracker(library, task.rank))
     exits.install()
+    if why_not is None:
+        snapshots.start()
     outcome = run_script(task)
     exits.is_finished = True
     finish(outcome)
     sys.exit(0 if outcome["status"] == "ok" else 3)
+
+
+def _show_level(level: int) -> None:
+    """Python reads the level of this run; MindSpore's libraries, which read the process's own variable, simulate level 1."""
+    data = os.environ._data  # type: ignore[attr-defined]  # assigning to os.environ would change both
+    data[os.environ.encodekey("MS_SIMULATION_LEVEL")] = str(level).encode()
 
 
 def _listen_to_interrupts() -> None:

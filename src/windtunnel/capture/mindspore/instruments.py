@@ -11,7 +11,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import mindspore
@@ -19,18 +21,24 @@ from mindspore import Parameter, Tensor, _c_expression, nn
 from mindspore.common import initializer
 from mindspore.graph import api
 
+from windtunnel.capture.mindspore.compile_phases import marked_compile
 from windtunnel.capture.mindspore.paths import CellPaths, live_objects
 from windtunnel.capture.mindspore.paths import is_optimizer as is_optimizer_cell
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
 
 __all__ = ["Instruments"]
 
+_LEAST_BUILD_US = 1000  # less: it was compiled before
+
 
 class Instruments:
     """Writes marks while the script runs."""
 
-    def __init__(self, marks: MarkWriter, on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, marks: MarkWriter, on_step: Callable[[int], None], *, shows_phases: bool = False
+    ) -> None:
         self._marks, self._on_step = marks, on_step
+        self._shows_phases = shows_phases  # the compiler prints them: say what it compiles
         self.paths = CellPaths()
         self.parameter_names: dict[str, str] = {}  # MindSpore's name -> its path in the model
         self.optimizer_states: dict[str, str] = {}  # made by an optimizer -> the weight it is of, or ""
@@ -43,7 +51,9 @@ class Instruments:
     def install(self) -> None:
         self.paths.watch()
         nn.Cell.__call__ = self._watched_call(nn.Cell.__call__)
-        nn.Cell.compile = self._timed_compile(nn.Cell.compile)
+        nn.Cell.compile = self._timed_compile(nn.Cell.compile, lambda cell: type(cell).__name__)
+        jit = api._JitExecutor
+        jit.compile = self._timed_compile(jit.compile, lambda executor: executor.fn.__qualname__)
         api._JitExecutor.__call__ = self._watched_jit(api._JitExecutor.__call__)
         executor = api._PyNativeExecutor
         executor.grad = self._watched_backward(executor.grad)
@@ -88,14 +98,17 @@ class Instruments:
 
         return __call__
 
-    def _timed_compile(self, original: Callable) -> Callable:
+    def _timed_compile(self, original: Callable, name_of: Callable[[Any], str]) -> Callable:
         @wraps(original)
-        def compile(cell: Any, *args: Any, **kwargs: Any) -> Any:
-            started = time.process_time()
+        def compile(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            name, started = name_of(owner), time.process_time()
             try:
-                return original(cell, *args, **kwargs)
+                with marked_compile(name) if self._shows_phases else nullcontext():
+                    return original(owner, *args, **kwargs)
             finally:
-                self._marks.add("build", type(cell).__name__, round((time.process_time() - started) * 1e6))
+                time_us = round((time.process_time() - started) * 1e6)
+                if time_us >= _LEAST_BUILD_US:
+                    self._marks.add("build", name, time_us)
 
         return compile
 
@@ -132,12 +145,12 @@ class Instruments:
         return backward
 
     def _end_step(self, is_marked: bool) -> None:
-        """The step of a dynamic graph gets a mark; the operators of a compiled graph show where its step ends."""
+        """The mark of a compiled step comes when the graph was started; its operators show where it ends."""
         self._n_steps += 1
         if self._n_steps <= 2:
             self.name_tensors()  # weights and optimizer state exist after the first step
-        if is_marked:
-            self._marks.add("step")
+            self._marks.add("names", self.names())
+        self._marks.add("step" if is_marked else "graph_step")
         self._marks.flush()
         self._on_step(self._n_steps)
 
@@ -151,6 +164,14 @@ class Instruments:
             state_of = states.get(parameter.name)
             role = "weight" if state_of is None else "optimizer"
             self._name(parameter, role, names.get(state_of or parameter.name, parameter.name))
+
+    def names(self) -> dict[str, Any]:
+        """The fields of ModelNames, as JSON."""
+        return {
+            "optimizer_states": self.optimizer_states,
+            "parameter_names": self.parameter_names,
+            "prefixes": sorted(self.paths.prefixes, key=len, reverse=True),
+        }
 
     def _learn_names(self) -> None:
         """Keep the names: when the script has ended, its optimizer is gone, but the optimizer's state may not be."""
@@ -196,10 +217,16 @@ class Instruments:
 
 
 def _trains(cell: Any) -> bool:
-    """Whether one call of a compiled cell is a step of training."""
-    return isinstance(cell, nn.TrainOneStepCell) or any(
-        is_optimizer_cell(part) for _, part in cell.cells_and_names()
-    )
+    """Whether one call of a compiled cell is a step of training.
+
+    A cell may also wrap a function that trains, as `AutoParallel(train_step)` does.
+    """
+    if isinstance(cell, nn.TrainOneStepCell):
+        return True
+    if any(is_optimizer_cell(part) for _, part in cell.cells_and_names()):
+        return True
+    functions = (value for value in vars(cell).values() if isinstance(value, FunctionType))
+    return any(_names_an_optimizer(function) for function in functions)
 
 
 def _names_an_optimizer(function: Any) -> bool:

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.mindspore.cann.stubs import stubs_for, version_of
+from windtunnel.capture.mindspore.compile_phases import CompilePhases, compile_profile
 from windtunnel.capture.mindspore.rank_log import ErrorLines, PrintedFacts
 from windtunnel.capture.mindspore.tracker.marks import Mark, read_marks
 from windtunnel.capture.mindspore.tracker.model_names import ModelNames
-from windtunnel.capture.mindspore.tracker.program import find_tracked
+from windtunnel.capture.mindspore.tracker.program import SNAPSHOT, find_tracked
 from windtunnel.capture.mindspore.tracker.recording import write_rows
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import MissingFramework, UsageError
@@ -72,16 +73,20 @@ def run_by(
     folder = Path(task.folder) / "mindspore"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    facts, errors = PrintedFacts(), ErrorLines()
+    facts, errors, phases = PrintedFacts(), ErrorLines(), CompilePhases()
     with _removing_offload_folder():
-        code = _run_script(task, route, folder, facts, errors, on_step)
+        code = _run_script(task, route, folder, (phases, facts, errors), on_step)
     marks = list(read_marks(folder / "marks.jsonl"))
+    built = [Mark(0, "build", (f"{name}: {phase}", time_us)) for name, phase, time_us in phases.found]
+    marks = [*built, *marks]
     printed = {"mindspore_facts": facts.as_document(), "max_device_bytes": facts.limit_bytes()}
-    outcome = printed | _outcome(marks, code)
+    outcome = printed | _outcome(marks, code, has_snapshot=(folder / SNAPSHOT).exists())
     outcome["notices"] = [*route.notices, *outcome.get("notices", ())]
     if outcome.get("error"):
         outcome["error"] = errors.explain(str(outcome["error"]))
     failure = _record(task, folder, marks, outcome)
+    if marks and marks[-1].kind == "end":
+        shutil.rmtree(folder / SNAPSHOT, ignore_errors=True)
     if not task.is_tracking_stacks and failure is None:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome, failure
@@ -104,8 +109,7 @@ def _run_script(
     task: RankTask,
     route: Route,
     folder: Path,
-    facts: PrintedFacts,
-    errors: ErrorLines,
+    listeners: tuple[CompilePhases, PrintedFacts, ErrorLines],
     on_step: Callable[[int], None] | None,
 ) -> int:
     """Run the script and return its exit code. What it prints is passed on to our own output."""
@@ -128,7 +132,7 @@ def _run_script(
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), facts, errors)
+                _pass_on(line.decode("utf-8", errors="replace").rstrip("\r\n"), *listeners)
         code = process.wait()
     following.join(timeout=1.0)
     return code
@@ -143,6 +147,8 @@ def _variables(task: RankTask, folder: Path) -> dict[str, str]:
         "MS_SIMULATION_LEVEL": "1",  # 0 stops before a script has results; 2 and 3 need a device
         "MS_ALLOC_CONF": ",".join([*kept, "memory_tracker:True", f"memory_tracker_path:{folder}"]),
     }
+    if task.level == 0:
+        found |= compile_profile(os.environ.get("MS_JIT", ""))
     if "MS_DEV_SAVE_GRAPHS_PATH" not in os.environ:
         found["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)  # where it lists communication
     if task.is_launched or task.world_size > 1:
@@ -164,7 +170,9 @@ def _follow_steps(steps: int, on_step: Callable[[int], None] | None) -> None:
                 on_step(int(line))
 
 
-def _pass_on(line: str, facts: PrintedFacts, errors: ErrorLines) -> None:
+def _pass_on(line: str, phases: CompilePhases, facts: PrintedFacts, errors: ErrorLines) -> None:
+    if phases.listen(line):
+        return
     errors.listen(line)
     if not facts.listen(line) and not _NOISE.search(line):
         _print_line(line)
@@ -209,7 +217,7 @@ def _removing_offload_folder() -> Iterator[None]:
 # -- the outcome -------------------------------------------------------------------------------------------
 
 
-def _outcome(marks: list[Mark], code: int) -> dict[str, Any]:
+def _outcome(marks: list[Mark], code: int, *, has_snapshot: bool) -> dict[str, Any]:
     """How the script ended: the outcome it wrote, or else its exit code."""
     last = marks[-1] if marks else None
     if last is not None and last.kind == "end" and last.values and isinstance(last.values[0], dict):
@@ -217,10 +225,16 @@ def _outcome(marks: list[Mark], code: int) -> dict[str, Any]:
     reason = (
         f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited immediately with code {code}"
     )
-    return {
-        "status": "failed",
-        "error": f"the script {reason}; MindSpore writes what it allocated only when it exits normally",
-    }
+    names: Any = next(
+        (mark.values[0] for mark in reversed(marks) if mark.kind == "names" and mark.values), {}
+    )
+    known = (
+        "the report covers its memory until the last snapshot, without operators"
+        if has_snapshot
+        else "it had not run long enough for a snapshot of its memory"
+    )
+    outcome = {"status": "failed", "error": f"the script {reason}; {known}"}
+    return outcome | (names if isinstance(names, dict) else {})
 
 
 def _record(task: RankTask, folder: Path, marks: list[Mark], outcome: dict[str, Any]) -> str | None:

@@ -77,9 +77,7 @@ def observations(instruments: Instruments, reads: UnknownReads) -> dict[str, Any
     return {
         "unknown_values": reads.found(),
         "notices": list(reads.notices),
-        "optimizer_states": instruments.optimizer_states,
-        "parameter_names": instruments.parameter_names,
-        "prefixes": sorted(instruments.paths.prefixes, key=len, reverse=True),
+        **instruments.names(),
     }
 
 

@@ -30,6 +30,7 @@ from windtunnel.probe.mindspore.graph.compilers import is_graph_mode
 from windtunnel.probe.mindspore.graph.graphs import GraphCode
 from windtunnel.probe.mindspore.graph.jit import JitCalls
 from windtunnel.probe.mindspore.graph.kernels import KernelDump
+from windtunnel.probe.mindspore.graph.step_watch import StepWatch
 from windtunnel.probe.mindspore.pynative.apis import ApiStandIns
 from windtunnel.probe.mindspore.pynative.calls import CallWriter
 from windtunnel.probe.mindspore.pynative.cells import CellHooks
@@ -55,6 +56,8 @@ class Debugger(AnyDebugger):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.custom_apis = _CustomApis()
+        self._steps = StepWatch(lambda: self.safely(self._next_step))
+        self._rank_id: int | None = None
         super().__init__(*args, **kwargs)
         Debugger.latest = self
 
@@ -70,6 +73,24 @@ class Debugger(AnyDebugger):
         if not is_dry_run():
             self.safely(lambda: self._prepare(model))
         super().start(model, token_range, rank_id)
+        if self.config.level == "L2" and token_range is None:
+            self._rank_id = rank_id
+            self._steps.install()
+
+    def stop(self) -> None:
+        """Stop collecting; what was collected is in valid files afterwards."""
+        super().stop()
+        self._steps.remove()
+
+    def step(self) -> None:
+        """End the step: complete its files and reset the counters."""
+        super().step()
+        self._steps.user_step()
+
+    def _next_step(self) -> None:
+        """The program began another step without saying so: one start may be around a whole training at L2."""
+        super().step()
+        self.start(self.last_model, None, self._rank_id)
 
     def _prepare(self, model: Any) -> None:
         """Prepare for compiled code in every step: the first step compiles, whichever steps are collected."""

@@ -137,11 +137,13 @@ EXPORTED int windtunnel_dump(unsigned long rank) {
   return kDone;
 }
 
-// memory_block.csv and task.csv as they are now, without tracker_graph.ir; the program may go on.
+// memory_block.csv and task.csv as they are now, without tracker_graph.ir; the program may go on. Any thread may call
+// this: the tracker's own lock is held meanwhile, as its Dump does. It is where we think it is if the tick behind it is.
 EXPORTED int windtunnel_snapshot(unsigned long rank) {
   const Tracker &found = tracker();
   if (found.code != kDone) return found.code;
-  if (!found.dump_blocks || !found.dump_tasks) return kOtherVersion;
+  if (!found.dump_blocks || !found.dump_tasks || !found.tick_proven) return kOtherVersion;
+  std::lock_guard<std::mutex> guard(found.self->lock);
   found.dump_blocks(found.self, rank);
   found.dump_tasks(found.self, rank);
   return kDone;

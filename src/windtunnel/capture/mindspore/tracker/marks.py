@@ -21,8 +21,8 @@ __all__ = ["Mark", "MarkWriter", "read_marks"]
 class Mark(NamedTuple):
     """One line of the file.
 
-    enter module, is_again | exit | backward 1 or 0 | optimizer 1 or 0 | step | read | build what, microseconds |
-    tensor address, role, name | end outcome
+    enter module, is_again | exit | backward 1 or 0 | optimizer 1 or 0 | step | graph_step | read |
+    build what, microseconds | tensor address, role, name | names of the model | end outcome
     """
 
     tick: int

@@ -20,7 +20,9 @@ from windtunnel.capture.mindspore.tracker.files import (
 from windtunnel.capture.mindspore.tracker.graph import TrackedOp, read_operators
 from windtunnel.capture.mindspore.tracker.marks import Mark
 
-__all__ = ["Allocated", "Freed", "TrackedProgram", "find_tracked"]
+__all__ = ["SNAPSHOT", "Allocated", "Freed", "TrackedProgram", "find_tracked"]
+
+SNAPSHOT = "snapshot"  # folder of files that were written while the program ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,20 @@ class TrackedProgram:
 
 
 def find_tracked(folder: Path) -> TrackedProgram | None:
-    """Read the files below a folder, wherever in it MindSpore put them; None if there are none."""
-    found = sorted(folder.rglob("memory_block.csv"))
+    """Read the files below a folder, wherever in it MindSpore put them; None if there are none.
+
+    Files without the graph of operators are not those of a program's end: then the last snapshot is complete, and a
+    newer one may not be.
+    """
+    found = sorted(path.parent for path in folder.rglob("memory_block.csv"))
     if not found:
         return None
-    home = found[0].parent
+    home = min(found, key=lambda path: (not (path / "tracker_graph.ir").exists(), path.name != SNAPSHOT))
     graph, tasks = home / "tracker_graph.ir", home / "task.csv"
     orders = sorted(folder.rglob("comm_execute_order.csv"))
     operators = list(read_operators(graph)) if graph.exists() else []
     return TrackedProgram(
-        _with_kinds(list(read_blocks(found[0])), operators),
+        _with_kinds(list(read_blocks(home / "memory_block.csv")), operators),
         operators,
         {task.tick: task for task in read_tasks(tasks)} if tasks.exists() else {},
         list(read_communication(orders[0])) if orders else [],

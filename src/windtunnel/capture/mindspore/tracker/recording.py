@@ -20,6 +20,7 @@ from windtunnel.capture.mindspore.tracker.scope_names import place_of
 from windtunnel.capture.mindspore.tracker.words import OWN_TASK, collective_of, is_kernel, requested_bytes
 from windtunnel.events.file import RecordingWriter, row_of
 from windtunnel.events.model import (
+    CONSTANT,
     NO_NAME,
     Alloc,
     Collective,
@@ -119,6 +120,10 @@ class _Rows:
                 self._places.optimizer(self._is_marked)
             case "step":
                 self._end_step()
+            case "graph_step" if (
+                not self._program.operators
+            ):  # a killed program: nothing else shows its steps
+                self._end_step()
             case "read":
                 self._plain(Kind.SYNC, extra=1)
             case "build":
@@ -190,9 +195,7 @@ class _Rows:
                 storage, *self._names.role_and_name(task.node)
             )  # a weight of a graph, by its own name
         elif block.kind == "ConstantValue":
-            self._name_storage(
-                storage, Role.TEMPORARY, "constant"
-            )  # in the pool of weights, but not a weight
+            self._name_storage(storage, Role.TEMPORARY, CONSTANT)  # in the pool of weights, but not a weight
         elif block.is_persistent and block.node.endswith(_INPUT_ACTORS):
             self._plain(Kind.MARK, storage, role=Role.INPUT)  # a graph keeps its first batch in that pool too
 
