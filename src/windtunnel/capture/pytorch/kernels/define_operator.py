@@ -16,7 +16,7 @@ import torch
 from windtunnel.capture.pytorch.kernels.kernels import call_kernel
 from windtunnel.capture.pytorch.tensors.storage import WORKSPACE, new_tensor, sim_of, world
 
-__all__ = ["define", "differentiate"]
+__all__ = ["announce", "define", "differentiate"]
 
 Tensor = torch.Tensor
 _libraries: dict[str, torch.library.Library] = {}
@@ -41,9 +41,8 @@ def define(
     library.impl(name, shapes, "Meta")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if package and package not in _announced:
-            _announced.add(package)
-            world.recorder.notice(f"{package} is not installed here: its kernels were simulated")
+        if package:
+            announce(f"{package} is not installed here: its kernels were simulated")
         held = [] if scratch is None else _take(scratch(*args, **kwargs), args)
         result = call_kernel(op, *args, **kwargs)
         del held
@@ -51,6 +50,13 @@ def define(
 
     library.impl(name, kernel, "PrivateUse1")
     return getattr(getattr(torch.ops, namespace), name)
+
+
+def announce(sentence: str) -> None:
+    """Tell the user once that kernels are not the real ones."""
+    if sentence not in _announced:
+        _announced.add(sentence)
+        world.recorder.notice(sentence)
 
 
 def differentiate(namespace: str, name: str, save: Callable[..., None], backward: Callable[..., Any]) -> None:

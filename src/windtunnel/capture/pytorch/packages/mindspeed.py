@@ -22,16 +22,16 @@ _NAME = "npu_rotary_position_embedding"
 
 def mindspeed_modules() -> dict[str, dict[str, Any]]:
     """The one module a script imports, with the function of its name."""
-    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": rotary_functions()}
+    return {"mindspeed": {}, "mindspeed.ops": {}, f"mindspeed.ops.{_NAME}": rotary_functions("mindspeed")}
 
 
-def rotary_functions() -> dict[str, Any]:
-    """The rotary kernel, for the module above and for MindSpeed's own builder."""
+def rotary_functions(package: str = "") -> dict[str, Any]:
+    """The rotary kernel, for the module above, whose package is missing, and for MindSpeed's own builder."""
     forward = define(
         "mindspeed",
         f"{_NAME}(Tensor x, Tensor cos, Tensor sin, int mode=0) -> Tensor",
         _rotated_shape,
-        package="mindspeed",
+        package=package,
     )
     backward = define(
         "mindspeed",

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.capture.pytorch.kernels.define_operator import announce
 from windtunnel.capture.pytorch.packages.mindspeed import algorithm_functions, rotary_functions
 from windtunnel.capture.pytorch.packages.torch_npu_experts import (
     gmm_functions,
@@ -58,6 +59,7 @@ def _load(self: Any, verbose: bool = True) -> types.ModuleType:
             f"MindSpeed's extension {name} is not simulated: choose options that do not use it;"
             f" these are simulated: {', '.join(sorted(_EXTENSIONS))}"
         )
+    announce("MindSpeed's extensions were not compiled for CANN: their kernels were simulated")
     if name not in _loaded:
         _loaded[name] = types.ModuleType(name)
         vars(_loaded[name]).update(_made(_EXTENSIONS[name]))
