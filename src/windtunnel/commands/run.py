@@ -25,6 +25,7 @@ from windtunnel.session.page_stage import PAGE
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
 from windtunnel.session.run_folder import discard_empty_run, prepare_folder
 from windtunnel.session.script_check import check_module, check_script
+from windtunnel.session.seed_files import asks_for_blocks, copy_blocks
 from windtunnel.session.simulation import Simulation, simulate
 from windtunnel.terminal_text import plain_json, plain_text
 
@@ -42,16 +43,24 @@ def run(args: argparse.Namespace) -> int:
             discard_empty_run(request.folder)
             raise
     screen.show_failures(simulation.result)
+    told = _copied_blocks(request, simulation)
     try:
         if args.json:
             sys.stdout.write(plain_json(report_text(simulation.result)))
         else:
             show_run(console, simulation.result)
-            print(plain_text(_next(request, simulation)))
+            print(plain_text("\n".join([_next(request, simulation), *told])))
         sys.stdout.flush()
     except BrokenPipeError:
         screen.close_stdout()  # `| head`: the files and the exit code still count
     return simulation.exit_code
+
+
+def _copied_blocks(request: RunRequest, simulation: Simulation) -> list[str]:
+    settings = os.environ.get("MS_ALLOC_CONF", "")
+    if request.framework != "mindspore" or not asks_for_blocks(settings):
+        return []
+    return copy_blocks(request.folder, settings, (rank.rank for rank in simulation.result.ranks))
 
 
 def _next(request: RunRequest, simulation: Simulation) -> str:
@@ -114,7 +123,7 @@ def read_request(args: argparse.Namespace) -> RunRequest:
         is_launched=n_given is not None,
         level=_first(args.level, _env_int("MS_SIMULATION_LEVEL"), 1),
         max_steps=args.steps,
-        writes_blocks=args.memory_tracker or _env_wants_tracker(),
+        writes_blocks=args.memory_tracker or asks_for_blocks(os.environ.get("MS_ALLOC_CONF", "")),
         writes_snapshot=args.snapshot,
         counts_library_buffers=args.library_buffers,
         folder=Path(args.out),
@@ -208,10 +217,6 @@ def _env_int(name: str) -> int | None:
     if text and not text.isdecimal():
         raise UsageError(f"the environment variable {name} is {text!r}, not a number", hint=f"unset {name}")
     return int(text) if text else None
-
-
-def _env_wants_tracker() -> bool:
-    return "memory_tracker:true" in os.environ.get("MS_ALLOC_CONF", "").replace(" ", "").lower()
 
 
 def _first(*values: int | None) -> int:

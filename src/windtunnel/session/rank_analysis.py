@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
-from windtunnel.memory.mindspore_fragments import peak_in_pages
+from windtunnel.memory.mindspore_fragments import MANY_STEPS, peak_after_many_steps, peak_in_pages
+from windtunnel.memory.peak import CountingAllocator
 from windtunnel.report.pictures.memory import draw_picture
 from windtunnel.report.results.run import DeviceResult, RankResult, UnknownValue, build_times, rank_result
 from windtunnel.session.rank import CANNOT_RECORD, OUR_BUG
@@ -33,6 +34,8 @@ from windtunnel.session.rank_recording import allocator_maker, recording_of
 from windtunnel.session.request import RunRequest, task_of
 from windtunnel.session.run_log import last_lines
 from windtunnel.units import MIB, format_bytes
+
+_STEPS_TO_SETTLE = 5  # the first two allocate for the first time, and outputs live for two steps
 
 __all__ = ["Finding", "analyse_rank", "draw_pictures", "measure_again"]
 
@@ -132,6 +135,7 @@ def _measure(request: RunRequest, task: RankTask, recording: Recording) -> tuple
         *_device_notes(task.rank, own, device, devices),
         *_own_word_notes(request, recording, memory),
         *_page_notes(in_pages),
+        *_growth_notes(request, recording, memory, make_allocator, device),
         *_buffer_notes(request, buffers),
     )
     result = replace(result, notes=notes, library_buffers_bytes=buffers.n_bytes, peak_in_pages_bytes=in_pages)
@@ -182,6 +186,31 @@ def _page_notes(in_pages: int | None) -> list[str]:
     return [
         f"on a real device MindSpore would print {format_bytes(in_pages)} with fragments: there it counts mapped 2 MiB"
         " pages, in a dry run the span of its blocks"
+    ]
+
+
+def _growth_notes(
+    request: RunRequest,
+    recording: Recording,
+    memory: RankMemory,
+    make_allocator: Callable[[int | None], CountingAllocator],
+    device: int,
+) -> list[str]:
+    """Note a peak with fragments that more steps would raise."""
+    if not request.allocator.startswith("mindspore"):
+        return []
+    later = peak_after_many_steps(recording, make_allocator, device)
+    now = memory.peak_with_fragments_bytes
+    if later is None and 3 <= memory.n_steps < _STEPS_TO_SETTLE:
+        return [
+            f"{memory.n_steps} steps do not show whether the peak with fragments has settled: it may still grow with"
+            f" --steps {_STEPS_TO_SETTLE}"
+        ]
+    if later is None or later <= now:
+        return []
+    return [
+        f"with fragments still grows: {format_bytes(now)} after {memory.n_steps} steps, {format_bytes(later)} if the last"
+        f" step is repeated up to {MANY_STEPS} steps (--steps {MANY_STEPS} runs them)"
     ]
 
 

@@ -47,9 +47,7 @@ def start() -> None:
     mindspore.runtime.launch_blocking()
     marks = MarkWriter(Path(sys.argv[2]), clock)
     reads = UnknownReads(marks)
-    instruments = Instruments(
-        marks, step_counter(task.max_steps, steps), shows_phases=task.level == 0
-    )
+    instruments = Instruments(marks, step_counter(task.max_steps, steps), shows_phases=task.level == 0)
     instruments.install()
     reads.install()
     install_objects(reads.notice)
@@ -80,7 +78,7 @@ def start() -> None:
 def _show_level(level: int) -> None:
     """Python reads the level of this run; MindSpore's libraries, which read the process's own variable, simulate level 1."""
     data = os.environ._data  # type: ignore[attr-defined]  # assigning to os.environ would change both
-    data[os.environ.encodekey("MS_SIMULATION_LEVEL")] = str(level).encode()  # type: ignore[attr-defined]
+    data[os.environ.encodekey("MS_SIMULATION_LEVEL")] = str(level).encode()
 
 
 def _listen_to_interrupts() -> None:
