@@ -26,11 +26,13 @@ optimizer = nn.SGD(network.trainable_params(), 0.1)
 loss = nn.CrossEntropyLoss()
 gradients = ms.value_and_grad(lambda x, y: loss(network(x), y), None, network.trainable_params())
 print("level", os.environ["MS_SIMULATION_LEVEL"])
+profiler = ms.Profiler(output_path="./data")
 for _ in range(2):
     picked = mint.index_select(Tensor(np.ones((64, 512), np.float32)), 0, Tensor(np.arange(32), ms.int32))
     value, found = gradients(picked, Tensor(np.zeros(32, np.int32)))
     optimizer(found)
     print("loss", mock(2.5, value.asnumpy))
+profiler.analyse()
 """
 FACTS = (
     r"Device MOC memory size: (\d+)M",
@@ -80,7 +82,10 @@ def test_the_variables_the_facts_and_the_files(tmp_path, level):
     if level == 3:
         call += [("WorkSpace", 77824 + 512)]  # as in the guide, and what MindSpore adds to every block
     assert selected == 2 * call  # one call in each step
-    assert (rank / "trace_view.json").exists() is (level == 3)
+    trace = rank / "trace_view.json"
+    assert trace.exists() is (level == 3)
+    profiled = list(tmp_path.glob("data/*_ascend_ms/ASCEND_PROFILER_OUTPUT/trace_view.json"))
+    assert [path.read_bytes() for path in profiled] == ([trace.read_bytes()] if level == 3 else [])
     if level == 3:
         events = json.loads((rank / "trace_view.json").read_text())
         kernels = [event for event in events if event.get("cat") == "kernel"]

@@ -25,7 +25,7 @@ from windtunnel.session.page_stage import PAGE
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
 from windtunnel.session.run_folder import discard_empty_run, prepare_folder
 from windtunnel.session.script_check import check_module, check_script
-from windtunnel.session.seed_files import asks_for_blocks, copy_blocks
+from windtunnel.session.seed_files import asks_for_blocks, copy_blocks, copy_traces
 from windtunnel.session.simulation import Simulation, simulate
 from windtunnel.terminal_text import plain_json, plain_text
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             discard_empty_run(request.folder)
             raise
     screen.show_failures(simulation.result)
-    told = _copied_blocks(request, simulation)
+    told = _copied_files(request, simulation)
     try:
         if args.json:
             sys.stdout.write(plain_json(report_text(simulation.result)))
@@ -56,11 +56,13 @@ def run(args: argparse.Namespace) -> int:
     return simulation.exit_code
 
 
-def _copied_blocks(request: RunRequest, simulation: Simulation) -> list[str]:
-    settings = os.environ.get("MS_ALLOC_CONF", "")
-    if request.framework != "mindspore" or not asks_for_blocks(settings):
+def _copied_files(request: RunRequest, simulation: Simulation) -> list[str]:
+    """Put files where a user of MindSpore's own dry run looks for them."""
+    if request.framework != "mindspore":
         return []
-    return copy_blocks(request.folder, settings, (rank.rank for rank in simulation.result.ranks))
+    settings, ranks = os.environ.get("MS_ALLOC_CONF", ""), [rank.rank for rank in simulation.result.ranks]
+    told = copy_blocks(request.folder, settings, ranks) if asks_for_blocks(settings) else []
+    return [*told, *(copy_traces(request.folder, ranks) if request.level == 3 else [])]
 
 
 def _next(request: RunRequest, simulation: Simulation) -> str:

@@ -1,21 +1,27 @@
 """Files where a user of MindSpore's own dry run looks for them.
 
     MS_ALLOC_CONF=memory_tracker:True ──> out/rank3/memory_block.csv ──> rank3/memory_block.csv in the running directory
+    mindspore.Profiler in the script ───> out/rank3/trace_view.json ───> its folder ..._ascend_ms/ASCEND_PROFILER_OUTPUT
 
-MindSpore writes this file there because the variable asks for it. The script itself still changes nothing: it is the
-command that copies the file, after the run, and only onto a file of the same kind.
+MindSpore writes these files there because the user asks for them. The script itself still changes nothing: it is the
+command that copies the files, after the run, and only to new places or onto a file of the same kind.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["asks_for_blocks", "copy_blocks"]
+from windtunnel.errors import CorruptFile
+from windtunnel.events.file import read_recording
+
+__all__ = ["asks_for_blocks", "copy_blocks", "copy_traces"]
 
 _NAME = "memory_block.csv"
 _FIRST_COLUMN = b"start_time_stamp"
+_TRACE = "trace_view.json"
 
 
 def asks_for_blocks(settings: str) -> bool:
@@ -49,6 +55,33 @@ def copy_blocks(folder: Path, settings: str, ranks: Iterable[int]) -> list[str]:
     if refused:
         told.append(f"{refused[0]} was not written: something else is there; see {folder}")
     return told
+
+
+def copy_traces(folder: Path, ranks: Iterable[int]) -> list[str]:
+    """Copy the trace of each rank to the folders of the Profiler in its script; return a sentence about where."""
+    copied = []
+    for rank in ranks:
+        source = folder / f"rank{rank}" / _TRACE
+        for home in (
+            _profiler_folders(folder / f"rank{rank}" / "recording.arrows") if source.is_file() else ()
+        ):
+            target = home / "ASCEND_PROFILER_OUTPUT" / _TRACE
+            with suppress(OSError):  # another machine's folder
+                target.parent.mkdir(parents=True)  # its name has a process and a time: it is always new
+                shutil.copyfile(source, target)
+                copied.append(target)
+    if not copied:
+        return []
+    more = f" (and {len(copied) - 1} more like it)" if len(copied) > 1 else ""
+    return [f"{copied[0]} was written for the script's Profiler, with times of the model{more}"]
+
+
+def _profiler_folders(recording: Path) -> list[Path]:
+    try:
+        found = read_recording(recording).footer.get("profiler_folders", ())
+    except CorruptFile:
+        return []
+    return [Path(path) for path in found if isinstance(path, str) and Path(path).is_absolute()]
 
 
 def _may_replace(target: Path) -> bool:
