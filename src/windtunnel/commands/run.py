@@ -8,6 +8,7 @@ What starts the script stays as it is: `windtunnel run torchrun --nproc-per-node
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 
@@ -22,6 +23,7 @@ from windtunnel.session.launchers.recognise import Command
 from windtunnel.session.page_stage import PAGE
 from windtunnel.session.request import RunRequest
 from windtunnel.session.run_folder import discard_empty_run, prepare_folder
+from windtunnel.session.seed_files import asks_for_blocks, copy_blocks, copy_traces
 from windtunnel.session.simulation import Simulation, simulate
 from windtunnel.terminal_text import plain_json, plain_text
 
@@ -43,16 +45,26 @@ def run(args: argparse.Namespace) -> int:
                 discard_empty_run(request.folder)
                 raise
     screen.show_failures(simulation.result)
+    told = _copied_files(request, simulation)
     try:
         if args.json:
             sys.stdout.write(plain_json(report_text(simulation.result)))
         else:
             show_run(console, simulation.result)
-            print(plain_text(_next(request, simulation)))
+            print(plain_text("\n".join([_next(request, simulation), *told])))
         sys.stdout.flush()
     except BrokenPipeError:
         screen.close_stdout()  # `| head`: the files and the exit code still count
     return simulation.exit_code
+
+
+def _copied_files(request: RunRequest, simulation: Simulation) -> list[str]:
+    """Put files where a user of MindSpore's own dry run looks for them."""
+    if request.framework != "mindspore":
+        return []
+    settings, ranks = os.environ.get("MS_ALLOC_CONF", ""), [rank.rank for rank in simulation.result.ranks]
+    told = copy_blocks(request.folder, settings, ranks) if asks_for_blocks(settings) else []
+    return [*told, *(copy_traces(request.folder, ranks) if request.level == 3 else [])]
 
 
 def _next(request: RunRequest, simulation: Simulation) -> str:

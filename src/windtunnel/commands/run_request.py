@@ -28,6 +28,7 @@ from windtunnel.session.launchers.recognise import (
     understand,
 )
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
+from windtunnel.session.seed_files import asks_for_blocks
 
 __all__ = ["given_by", "read_request", "start_of", "typed_words"]
 
@@ -107,7 +108,7 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
         is_launched=n_given is not None and (launch.world_size is None or launch.is_torch_like),
         level=_first(args.level, launch.level, _env_int("MS_SIMULATION_LEVEL"), 1),
         max_steps=args.steps,
-        writes_blocks=args.memory_tracker or _env_wants_tracker(),
+        writes_blocks=args.memory_tracker or asks_for_blocks(os.environ.get("MS_ALLOC_CONF", "")),
         writes_snapshot=args.snapshot,
         counts_library_buffers=args.library_buffers,
         folder=Path(args.out),
@@ -226,10 +227,6 @@ def _env_int(name: str) -> int | None:
     if text and not text.isdecimal():
         raise UsageError(f"the environment variable {name} is {text!r}, not a number", hint=f"unset {name}")
     return int(text) if text else None
-
-
-def _env_wants_tracker() -> bool:
-    return "memory_tracker:true" in os.environ.get("MS_ALLOC_CONF", "").replace(" ", "").lower()
 
 
 def _first(*values: int | None) -> int:

@@ -25,7 +25,7 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
-from windtunnel.memory.mindspore_fragments import peak_in_pages
+from windtunnel.memory.mindspore_fragments import MANY_STEPS, peak_after_many_steps, peak_in_pages
 from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
@@ -47,6 +47,8 @@ __all__ = [
     "measure_again",
     "read_recorded",
 ]
+
+_STEPS_TO_SETTLE = 5  # the first two allocate for the first time, and outputs live for two steps
 
 _BEFORE = "options of windtunnel come before the script"
 _REFUSAL_LINES = 4  # last lines of a log, where a script rejects an argument
@@ -180,6 +182,7 @@ def _measure(request: RunRequest, task: RankTask, recorded: RecordedMemory) -> t
         *_device_notes(task.rank, own, device, devices),
         *_own_word_notes(request, recording, memory),
         *_page_notes(in_pages),
+        *_growth_notes(request, recorded, memory, device),
         *_buffer_notes(request, buffers),
     )
     result = replace(result, notes=notes, library_buffers_bytes=buffers.n_bytes, peak_in_pages_bytes=in_pages)
@@ -232,6 +235,27 @@ def _page_notes(in_pages: int | None) -> list[str]:
     return [
         f"on a real device MindSpore would print {format_bytes(in_pages)} with fragments: there it counts mapped 2 MiB"
         " pages, in a dry run the span of its blocks"
+    ]
+
+
+def _growth_notes(
+    request: RunRequest, recorded: RecordedMemory, memory: RankMemory, device: int
+) -> list[str]:
+    """Note a peak with fragments that more steps would raise."""
+    if not request.allocator.startswith("mindspore"):
+        return []
+    later = peak_after_many_steps(recorded, device)
+    now = memory.peak_with_fragments_bytes
+    if later is None and 3 <= memory.n_steps < _STEPS_TO_SETTLE:
+        return [
+            f"{memory.n_steps} steps do not show whether the peak with fragments has settled: it may still grow with"
+            f" --steps {_STEPS_TO_SETTLE}"
+        ]
+    if later is None or later <= now:
+        return []
+    return [
+        f"with fragments still grows: {format_bytes(now)} after {memory.n_steps} steps, {format_bytes(later)} if the last"
+        f" step is repeated up to {MANY_STEPS} steps (--steps {MANY_STEPS} runs them)"
     ]
 
 

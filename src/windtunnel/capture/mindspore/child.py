@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import mindspore
+from mindspore.profiler.common.profiler_context import ProfilerContext
+from mindspore.profiler.profiler_interface import ProfilerInterface
 
 from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
@@ -51,6 +53,7 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    profiled = _profiler_folders()
     snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
     def finish(outcome: dict[str, Any]) -> None:
@@ -61,6 +64,7 @@ def start() -> None:
             "device_target": str(mindspore.get_context("device_target")),
             "order_folder": str(mindspore.get_context("save_graphs_path")),
             "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,
+            "profiler_folders": profiled,
         }
         marks.add("end", outcome)
         marks.close()
@@ -79,6 +83,21 @@ def _show_level(level: int) -> None:
     """Python reads the level of this run; MindSpore's libraries, which read the process's own variable, simulate level 1."""
     data = os.environ._data  # type: ignore[attr-defined]  # assigning to os.environ would change both
     data[os.environ.encodekey("MS_SIMULATION_LEVEL")] = str(level).encode()
+
+
+def _profiler_folders() -> list[str]:
+    """The folders that MindSpore's Profiler chooses from here on, one for each time it is started."""
+    found: list[str] = []
+    begin = ProfilerInterface.init
+
+    def begin_and_note() -> None:
+        is_begun = ProfilerInterface.is_initialized
+        begin()
+        if not is_begun:
+            found.append(str(Path(ProfilerContext().ascend_ms_dir).absolute()))
+
+    ProfilerInterface.init = begin_and_note
+    return found
 
 
 def _listen_to_interrupts() -> None:
