@@ -28,8 +28,8 @@ CORE = """
     tests/probe/pytorch/test_collectives.py tests/probe/pytorch/test_custom_apis.py tests/probe/pytorch/test_debugger.py
     tests/probe/pytorch/test_kernels.py tests/probe/pytorch/test_nothing_changes.py tests/probe/pytorch/test_true_gradients.py
     tests/remat/test_rerunnable.py tests/remat/pytorch/test_changes.py tests/remat/pytorch/test_hard_cases.py
-    tests/remat/pytorch/test_graphs.py tests/remat/pytorch/test_training.py tests/test_cpu_exactness.py tests/test_dtr.py
-    tests/test_torch_compatibility.py tests/test_torch_custom_saves.py
+    tests/remat/pytorch/test_graphs.py tests/remat/pytorch/test_memory_limit.py tests/remat/pytorch/test_training.py
+    tests/test_cpu_exactness.py tests/test_dtr.py tests/test_torch_compatibility.py tests/test_torch_custom_saves.py
 """.split()
 
 PACKAGES = ("pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "transformers>=4.57,<6", "accelerate>=1")
