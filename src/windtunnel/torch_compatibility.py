@@ -22,7 +22,8 @@ FIRST, LAST = (2, 12), (2, 15)  # tested by `make matrix`, with all versions bet
 # room -> names below `torch`; tests/test_torch_compatibility.py compares them with our sources
 NEEDED: dict[str, str] = {
     "capture": """
-        UntypedStorage._new_with_weak_ptr _C.BufferDict _C.DisableTorchFunction
+        Tensor._make_wrapper_subclass UntypedStorage._new_with_weak_ptr _C.BufferDict _C.DisableTorchFunction
+        _C.DisableTorchFunctionSubclass
         _C.DispatchKey.AutocastPrivateUse1 _C.DispatchKey.CPU _C.DispatchKey.PrivateUse1 _C.DispatchKeySet
         _C.ModuleDict _C.ParameterDict _C.ScriptFunction _C.ScriptModule _C.TensorBase.data
         _C.TensorBase.device _C.TensorBase.to _C._ExcludeDispatchKeyGuard _C._acc.create_empty_tensor
@@ -46,6 +47,7 @@ NEEDED: dict[str, str] = {
         utils._python_dispatch._disable_current_modes utils._python_dispatch._get_current_dispatch_mode
         utils._python_dispatch._pop_mode utils._python_dispatch._push_mode utils._pytree.tree_leaves
         utils._pytree.tree_map_only utils.backend_registration._DummyBackendModule
+        utils.checkpoint._checkpoint_hook
         utils.backend_registration._setup_privateuseone_for_python_backend
         utils.data._utils.collate.default_collate_fn_map utils.data.dataloader._BaseDataLoaderIter
         """,

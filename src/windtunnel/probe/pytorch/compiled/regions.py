@@ -59,6 +59,7 @@ class CompiledRegions:
         self.on_exit: list[Callable[[str, Any], None]] = []
         self._thread = threading.local()
         self._swaps = Swaps()
+        self._quiet: dict[Callable, Callable] = {}
 
     def install(self, model: Any = None) -> None:
         """Observe compiled calls from now on."""
@@ -80,7 +81,10 @@ class CompiledRegions:
         node = torch.autograd.function.BackwardCFunction
         for name in ("apply", "apply_boxed"):
             if name in vars(node):
-                self._swaps.replace(node, name, _quiet(vars(node)[name], self.scopes))
+                original = vars(node)[name]
+                # The same in every step: other parts remember the functions they have seen.
+                quiet = self._quiet.setdefault(original, _quiet(original, self.scopes))
+                self._swaps.replace(node, name, quiet)
 
     def remove(self) -> None:
         self._swaps.restore()
