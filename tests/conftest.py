@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 
@@ -11,6 +13,10 @@ def pytest_configure() -> None:
     os.environ["COLUMNS"] = "80"  # lines are broken where the tests expect it, however wide the terminal is
     # Workers share the cores: threads of kernels that wait for each other make the suite take half as long again.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Inductor finds code again that it compiled for other instructions, and then fails or computes other bits.
+    instructions = os.environ.get("ATEN_CPU_CAPABILITY", "native")
+    folder = Path(tempfile.gettempdir()) / f"windtunnel-inductor-{os.getuid()}-{instructions}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def pytest_addoption(parser: Any) -> None:
