@@ -164,11 +164,13 @@ class Llama(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if not OPTIONS.chunk_loss:
             return self.inner(input_ids=tokens, labels=tokens).loss
-        x = self.inner.model(input_ids=tokens).last_hidden_state[:, :-1].flatten(0, 1)
-        labels = tokens[:, 1:].flatten()
+        x = self.inner.model(input_ids=tokens).last_hidden_state.flatten(0, 1)
+        labels = F.pad(tokens, (0, 1), value=-100)[
+            :, 1:
+        ].flatten()  # shifted as in transformers: x is not copied
         pieces = zip(x.chunk(8), labels.chunk(8), strict=True)
         losses = [checkpoint(self._loss_of, piece, wanted, use_reentrant=False) for piece, wanted in pieces]
-        return torch.stack(losses).sum() / len(labels)
+        return torch.stack(losses).sum() / (labels != -100).sum()
 
     def _loss_of(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.inner.lm_head(x).float(), labels, reduction="sum")

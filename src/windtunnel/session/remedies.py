@@ -269,8 +269,8 @@ class _Trial:
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
 _CHUNK = (
-    'F.cross_entropy(head(x), labels, reduction="sum") for {:,} tokens at a time, each under torch.utils.checkpoint'
-    ".checkpoint(..., use_reentrant=False); the loss is their sum / the number of labels"
+    'F.cross_entropy(head(x), labels, reduction="sum") for {:,} tokens at a time (views of x), each under'
+    " torch.utils.checkpoint.checkpoint(..., use_reentrant=False); the loss is their sum / the number of labels"
 )
 
 
