@@ -242,4 +242,13 @@ def test_without_a_cross_entropy_nothing_changes_and_the_report_says_so():
     assert chunked.notices == [
         "--chunk-loss changed nothing: no projection went straight into a cross-entropy"
     ]
-    assert chunked.lives() == plain.lives()
+    assert _until_the_last_allocation(chunked) == _until_the_last_allocation(plain)
+
+
+def _until_the_last_allocation(result):
+    """What is freed when the program ends, and in which order, depends on Python and on autograd's thread."""
+    lives = result.lives()
+    while lives[-1].startswith("-"):
+        lives.pop()
+    assert len(lives) > 20
+    return lives

@@ -449,12 +449,14 @@ def _autocast_of(device: torch.device) -> tuple[bool, torch.dtype]:
 
 def _compute_before_custom_functions() -> None:
     """Their `apply` does not ask __torch_function__."""
-    apply: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    function: Any = torch.autograd.Function
+    plain = vars(function)["apply"]  # a method of Python, and from torch 2.15 on one of C
 
-    def computing(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return apply(cls, *map(_value, args), **{name: _value(value) for name, value in kwargs.items()})
+    def apply(kind: type, *args: Any, **kwargs: Any) -> Any:
+        given = {name: _value(value) for name, value in kwargs.items()}
+        return plain.__get__(None, kind)(*map(_value, args), **given)
 
-    torch.autograd.Function.apply = classmethod(computing)  # type: ignore[method-assign, assignment]
+    function.apply = classmethod(apply)
 
 
 def _watch_checkpoints() -> None:
