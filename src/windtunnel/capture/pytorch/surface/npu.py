@@ -23,7 +23,7 @@ from windtunnel.capture.pytorch.tensors.storage import World
 
 __all__ = ["complete_npu_module", "npu_module"]
 
-_Spec = type(sys.__spec__)  # libraries ask for a module's spec to see whether it is installed
+_Spec: Any = type(sys.__spec__)  # libraries ask for a module's spec to see whether it is installed
 _TRANSFER = "torch_npu.contrib.transfer_to_npu"
 # Parts of torch.npu that are files of their own; each has those names of torch.npu that belong to it.
 _PARTS = {
@@ -46,7 +46,7 @@ def npu_module() -> types.ModuleType:
     tables = torch_npu_modules() | {"torch_npu.profiler": profiler_names()}
     tables["torch_npu"] = tables.get("torch_npu", {}) | npu_functions() | {"__version__": TORCH_NPU_VERSION}
     _add_modules(tables | {"torch_npu.npu": {}, "torch_npu.contrib": tables.get("torch_npu.contrib", {})})
-    sys.modules[_TRANSFER] = _Transfer(_TRANSFER)
+    sys.meta_path.insert(0, _Transfer())  # before an installed one
     return module
 
 
@@ -99,15 +99,18 @@ def _module(name: str) -> types.ModuleType:
     return module
 
 
-class _Transfer(types.ModuleType):
-    """Importing it has the effect: Python reads the `__spec__` of a loaded module when it is imported."""
+class _Transfer:
+    """Finds and loads the module whose import has an effect."""
 
-    def __getattribute__(self, name: str) -> Any:
-        if name == "__spec__":
-            sys.modules["torch_npu.contrib"].transfer_to_npu = self  # type: ignore[attr-defined]
-            _alias_cuda_to_npu()
-            return _Spec(_TRANSFER, None)
-        return super().__getattribute__(name)
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return _Spec(name, self, origin=__file__) if name == _TRANSFER else None
+
+    def create_module(self, spec: Any) -> None:
+        return None  # an ordinary module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__file__ = __file__
+        _alias_cuda_to_npu()
 
 
 def _alias_cuda_to_npu() -> None:
