@@ -450,7 +450,7 @@ def _autocast_of(device: torch.device) -> tuple[bool, torch.dtype]:
 def _compute_before_custom_functions() -> None:
     """Their `apply` does not ask __torch_function__."""
     function: Any = torch.autograd.Function
-    plain = vars(function)["apply"]  # a method of Python, and from torch 2.15 on one of C
+    plain = vars(function)["apply"]  # a method of Python; in newer versions of torch one of C
 
     def apply(kind: type, *args: Any, **kwargs: Any) -> Any:
         given = {name: _value(value) for name, value in kwargs.items()}
