@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Event, Free, Step
+from windtunnel.memory import mindspore_fragments
 from windtunnel.memory.allocators.contract import Allocator
-from windtunnel.memory.mindspore_fragments import MANY_STEPS, peak_after_many_steps
+from windtunnel.memory.mindspore_fragments import MANY_STEPS, is_too_long_to_repeat, peak_after_many_steps
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import play, tape_of
 
@@ -62,3 +63,11 @@ def test_nothing_is_told_where_the_last_steps_differ_or_leak(tmp_path):
         for i, events in enumerate(cases)
     ]
     assert found == [None] * 4
+
+
+def test_a_step_that_is_too_long_to_repeat_is_known_as_such(tmp_path, monkeypatch):
+    recorded = RecordedMemory(_read(tmp_path / "r", _program(6)), _allocator)
+    assert not is_too_long_to_repeat(recorded)
+    monkeypatch.setattr(mindspore_fragments, "_MOST_REQUESTS", 10)
+    assert is_too_long_to_repeat(recorded)
+    assert peak_after_many_steps(recorded) is None

@@ -24,7 +24,7 @@ from windtunnel.memory.allocators.contract import Allocator
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind, play
 
-__all__ = ["MANY_STEPS", "peak_after_many_steps", "peak_in_pages"]
+__all__ = ["MANY_STEPS", "is_too_long_to_repeat", "peak_after_many_steps", "peak_in_pages"]
 
 MANY_STEPS = 30
 _MOST_REQUESTS = 1_000_000  # to repeat: a few seconds
@@ -50,7 +50,7 @@ def peak_after_many_steps(recorded: RecordedMemory, device: int = 0) -> int | No
     if len(steps) < 3 or n_more <= 0:
         return None
     places = np.searchsorted(tape.event, steps).tolist()
-    if (places[-1] - places[-2]) * n_more > _MOST_REQUESTS:
+    if is_too_long_to_repeat(recorded, device):
         return None
     more = _repeated(tape, places, n_more)
     if more is None:
@@ -59,6 +59,15 @@ def peak_after_many_steps(recorded: RecordedMemory, device: int = 0) -> int | No
     play(_picked(tape, np.arange(places[-1])), allocator)
     play(more, allocator)
     return allocator.peak_reserved_bytes
+
+
+def is_too_long_to_repeat(recorded: RecordedMemory, device: int = 0) -> bool:
+    """Whether repeating the last step up to MANY_STEPS would take more requests than are played here."""
+    steps = np.flatnonzero(recorded.recording.columns["kind"] == Kind.STEP)
+    if len(steps) < 2:
+        return False
+    first, last = np.searchsorted(recorded.tape(device).event, steps[-2:]).tolist()
+    return (last - first) * (MANY_STEPS - len(steps)) > _MOST_REQUESTS
 
 
 def _repeated(tape: AllocationTape, ends: list[int], n_times: int) -> AllocationTape | None:

@@ -25,7 +25,12 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
-from windtunnel.memory.mindspore_fragments import MANY_STEPS, peak_after_many_steps, peak_in_pages
+from windtunnel.memory.mindspore_fragments import (
+    MANY_STEPS,
+    is_too_long_to_repeat,
+    peak_after_many_steps,
+    peak_in_pages,
+)
 from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
@@ -250,6 +255,11 @@ def _growth_notes(
         return [
             f"{memory.n_steps} steps do not show whether the peak with fragments has settled: it may still grow with"
             f" --steps {_STEPS_TO_SETTLE}"
+        ]
+    if later is None and is_too_long_to_repeat(recorded, device):
+        return [
+            f"whether the peak with fragments still grows after {memory.n_steps} steps was not checked, because a step has too"
+            f" many allocations to repeat: --steps {MANY_STEPS} runs them"
         ]
     if later is None or later <= now:
         return []
