@@ -23,8 +23,8 @@ from windtunnel.errors import UsageError
 from windtunnel.isolation.entrance import Order, enter
 from windtunnel.report.results.run import RunResult
 from windtunnel.session.page_stage import allocation_limits, ranks_in_detail
-from windtunnel.session.rank import OUR_BUG, simulate_rank
 from windtunnel.session.rank_analysis import analyse_rank
+from windtunnel.session.rank_process import OUR_BUG, simulate_rank
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment, task_of
 from windtunnel.session.run_folder import prepare_folder
 from windtunnel.session.simulation import isolation_of, simulate, summarise

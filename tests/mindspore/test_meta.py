@@ -20,7 +20,7 @@ from windtunnel.devices import find_device
 from windtunnel.errors import NoToolchain
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Collective, Free, Group, Op, Recording, Step
-from windtunnel.session.rank import simulate_rank
+from windtunnel.session.rank_process import simulate_rank
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindspore"
 WHY = NoToolchain("no C++ compiler was found", hint="install g++")

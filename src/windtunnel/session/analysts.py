@@ -30,8 +30,8 @@ from windtunnel.report.results.run import DeviceResult, RankResult, failed_rank
 from windtunnel.session.executor import Analysed, Events
 from windtunnel.session.fork_server import ForkServer, ForkServerClosed
 from windtunnel.session.page_stage import allocation_limits, ranks_in_detail
-from windtunnel.session.rank import OUR_BUG
 from windtunnel.session.rank_analysis import Finding, RankAnalysis, analyse_rank, detail_rank, draw_pictures
+from windtunnel.session.rank_process import OUR_BUG
 from windtunnel.session.request import RunRequest, task_of
 
 __all__ = ["Analysts"]

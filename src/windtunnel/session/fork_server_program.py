@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from windtunnel.capture.task import RankTask
 from windtunnel.frameworks import load
-from windtunnel.session.rank import OUR_BUG, be_rank
+from windtunnel.session.rank_process import OUR_BUG, be_rank
 
 __all__ = ["SIZES", "start", "tell"]
 

@@ -24,15 +24,15 @@ from windtunnel.errors import INTERRUPTED
 from windtunnel.isolation.changes import Files
 from windtunnel.session.executor import Ended, Events, OnLine, Remark
 from windtunnel.session.fork_server import Child, ForkServer, ForkServerClosed
-from windtunnel.session.rank import OUR_BUG
 from windtunnel.session.rank_channel import answer, read_messages
+from windtunnel.session.rank_process import OUR_BUG
 
 __all__ = ["LocalExecutor", "n_cores", "whole_lines"]
 
 # Not `-m`: that puts the working directory first on sys.path, and a json.py in it would shadow the standard one.
 _START = (
     "import sys; del sys.path[0]; from windtunnel.isolation.entrance import enter_by_order; enter_by_order(sys.argv.pop());"
-    " from windtunnel.session.rank import start; start()"
+    " from windtunnel.session.rank_process import start; start()"
 )
 _DRAIN_S = 1.0  # for processes the script left behind to close its output
 _CHUNK = 1 << 16

@@ -36,8 +36,8 @@ from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.pictures.memory import draw_picture
 from windtunnel.report.results.run import DeviceResult, RankResult, UnknownValue, build_times, rank_result
-from windtunnel.session.rank import CANNOT_RECORD, OUR_BUG
 from windtunnel.session.rank_crash import crash_of
+from windtunnel.session.rank_process import CANNOT_RECORD, OUR_BUG
 from windtunnel.session.rank_recording import allocator_maker, recording_of
 from windtunnel.session.request import RunRequest, task_of
 from windtunnel.session.run_log import last_lines

@@ -36,7 +36,7 @@ from windtunnel.isolation.layer import Isolation, together
 from windtunnel.session.executor import Ended, Events, Fetch, OnLine, Remark
 from windtunnel.session.fork_server import ForkServer
 from windtunnel.session.local_executor import LocalExecutor
-from windtunnel.session.rank import OUR_BUG
+from windtunnel.session.rank_process import OUR_BUG
 
 __all__ = ["RayExecutor"]
 

@@ -42,8 +42,8 @@ from windtunnel.session.fork_server import ForkServer
 from windtunnel.session.launchers.worker_logs import link_worker_logs
 from windtunnel.session.local_executor import LocalExecutor
 from windtunnel.session.page_stage import ranks_in_detail, write_run_page
-from windtunnel.session.rank import CANNOT_RECORD, CANNOT_START, OUR_BUG
 from windtunnel.session.rank_analysis import Finding
+from windtunnel.session.rank_process import CANNOT_RECORD, CANNOT_START, OUR_BUG
 from windtunnel.session.remedies import find_remedies
 from windtunnel.session.request import RunRequest, task_of
 from windtunnel.session.world import Choice, ChosenRanks, Outcome, World, WorldProgress
