@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 
 def pytest_configure() -> None:
     os.environ["COLUMNS"] = "80"  # lines are broken where the tests expect it, however wide the terminal is
+    # A shell starts what runs in the background with interrupts ignored, and every program the tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers share the cores: threads of kernels that wait for each other make the suite take half as long again.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Inductor finds code again that it compiled for other instructions, and then fails or computes other bits.
