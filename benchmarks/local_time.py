@@ -24,7 +24,7 @@ from rich.table import Table
 
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
-from windtunnel.timing.measured.here import measure_here
+from windtunnel.timing.measured.on_this_machine import measure_here
 from windtunnel.timing.measured.steps import steady_rows
 from windtunnel.timing.row_costs import row_costs
 

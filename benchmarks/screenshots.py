@@ -23,7 +23,7 @@ from PIL import Image
 from selenium.webdriver import ActionChains
 
 from tests.report.browser import complaints, open_browser
-from windtunnel.commands.compare_pages import comparison_page, precision_page
+from windtunnel.commands.comparison_page import comparison_page, precision_page
 from windtunnel.report.page.saved import read_page_document
 from windtunnel.report.page.web_page import page_bytes
 

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.cluster.rank_communication import communication_of
-from windtunnel.cluster.representatives import representatives_of
+from windtunnel.cluster.ranks_to_simulate import RankClasses
 from windtunnel.cluster.step_time import time_of
 from windtunnel.cluster.timeline import replay_world
+from windtunnel.cluster.timeline_ranks import representatives_of
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture.pytorch.tensors": {"capture", "events"},
     "capture.pytorch.kernels": {"capture.pytorch.tensors", "events"},
     "capture.pytorch.packages": {"capture.pytorch.kernels"},
-    "capture.pytorch.surface": {
+    "capture.pytorch.torch_api": {
         "capture", "capture.pytorch.kernels", "capture.pytorch.packages", "capture.pytorch.tensors", "events",
         "isolation",
     },
@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 # Files beside the rooms that any file may import; they import only each other.
 GROUND = {
-    "caches", "errors", "units", "devices", "frameworks", "mocking", "torch_custom_saves", "torch_compatibility",
+    "caches", "errors", "exit_codes", "units", "devices", "frameworks", "mocking", "torch_custom_saves", "torch_compatibility",
     "foreign_files", "foreign_pickles", "interrupts", "msprobe_imports", "terminal_text", "whole_file",
 }  # fmt: skip
 # The public doors: they may reach into every room, and no room imports them.
@@ -143,8 +143,8 @@ def test_imports_follow_the_arrows():
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("probe/compare/match.py", "from windtunnel.probe.collect.collector import Collector"),
-        ("probe/files/journal.py", "from windtunnel.probe.compare import match"),
+        ("probe/compare/pairing.py", "from windtunnel.probe.collect.collector import Collector"),
+        ("probe/files/journal.py", "from windtunnel.probe.compare import pairing"),
         ("probe/measure/sketch.py", "import windtunnel.probe.collect.collector"),
         ("capture/pytorch/rank.py", "from windtunnel.capture.mindspore.rank import run_rank"),
         ("capture/pytorch/kernels/attention.py", "from windtunnel.capture.pytorch.world import work"),

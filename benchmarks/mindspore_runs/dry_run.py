@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from windtunnel.capture.mindspore.cann.stubs import stubs_for
+from windtunnel.capture.mindspore.cann.stub_cache import stubs_for
 from windtunnel.frameworks import location_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mindspore"

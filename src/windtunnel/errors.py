@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the exit codes. A message is one sentence: the fact, the number, the next step.
+"""Every error a user can meet, each with its exit code. A message is one sentence: the fact, the number, the next step.
 
 WindtunnelError                exit code 1
 ├── UsageError                 2   wrong option, wrong file, wrong name
@@ -13,13 +13,9 @@ WindtunnelError                exit code 1
 
 from __future__ import annotations
 
+from windtunnel.exit_codes import BAD_USAGE, DOES_NOT_FIT, INTERNAL_ERROR, SCRIPT_FAILED
+
 __all__ = [
-    "BAD_USAGE",
-    "DIFFERENT",
-    "DOES_NOT_FIT",
-    "INTERNAL_ERROR",
-    "INTERRUPTED",
-    "SCRIPT_FAILED",
     "CorruptFile",
     "MissingFramework",
     "NoToolchain",
@@ -30,14 +26,6 @@ __all__ = [
     "UsageError",
     "WindtunnelError",
 ]
-
-# Exit codes of the commands; 0 is success.
-INTERNAL_ERROR = 1
-BAD_USAGE = 2
-SCRIPT_FAILED = 3
-DIFFERENT = 3  # `windtunnel compare` found a difference
-DOES_NOT_FIT = 4
-INTERRUPTED = 130  # as a shell reports SIGINT
 
 
 class WindtunnelError(Exception):

@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 
-from windtunnel.errors import BAD_USAGE
+from windtunnel.exit_codes import BAD_USAGE
 from windtunnel.frameworks import location_of
 from windtunnel.msprobe_imports import answer_msprobe
 

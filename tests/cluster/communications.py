@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.rank_communication import RankCommunication, communication_of
+from windtunnel.cluster.ranks_to_simulate import RankClasses
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Collective, Event, Frame, Group, Signature, Step, TensorSpec
 

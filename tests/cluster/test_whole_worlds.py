@@ -21,9 +21,9 @@ from tests.cluster.communications import (
     recv,
     send,
 )
-from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.matching import find_mismatches
 from windtunnel.cluster.rank_communication import RankCommunication, communication_of
+from windtunnel.cluster.ranks_to_simulate import RankClasses
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Step
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.timing.operators.classes import class_of, is_known
+from windtunnel.timing.operators.operator_classes import class_of, is_known
 
 LISTED = Path(__file__).parents[1] / "timing" / "data" / "mindspore_primitives.txt"
 LISTED_VERSION = "2.10.0"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.capture.mindspore.cann import stubs as cann_stubs
+from windtunnel.capture.mindspore.cann import stub_cache as cann_stubs
 from windtunnel.capture.mindspore.cann.elf_reader import read_library
-from windtunnel.capture.mindspore.cann.stubs import CannStubs, stubs_for
+from windtunnel.capture.mindspore.cann.stub_cache import CannStubs, stubs_for
 from windtunnel.errors import NoToolchain
 from windtunnel.frameworks import location_of
 

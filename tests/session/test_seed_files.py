@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.session.seed_files import asks_for_blocks, copy_blocks
+from windtunnel.session.mindspore_files import asks_for_blocks, copy_blocks
 
 BLOCKS = "start_time_stamp,end_time_stamp,\n1,2,\n"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from windtunnel.errors import INTERRUPTED
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.report.results.run import RankResult
 from windtunnel.session.executor import (
     Analysed,

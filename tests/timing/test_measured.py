@@ -12,9 +12,9 @@ from windtunnel.caches import cache_folder
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free, Mark, Op, Phase, Role, Signature, Step
-from windtunnel.timing.measured import here as measured_here
+from windtunnel.timing.measured import on_this_machine as measured_here
 from windtunnel.timing.measured.costs import Fingerprint, HostSeconds, Measured, MeasuredCosts
-from windtunnel.timing.measured.here import cache_path, fingerprint_of, measure_here
+from windtunnel.timing.measured.on_this_machine import cache_path, fingerprint_of, measure_here
 from windtunnel.timing.measured.scalars import MORE, TENSOR, Word, read_scalars
 from windtunnel.timing.measured.steps import ActKind, Request, request_of, steady_rows
 from windtunnel.timing.operators.op_cost import Basis

@@ -11,9 +11,9 @@ from tests.timing.fixed_costs import recording_of
 from tests.timing.signatures import spec
 from windtunnel.devices import find_device
 from windtunnel.events.model import Alloc, Op, Phase, Role, Signature, TensorSpec
-from windtunnel.timing.operators.classes import OpClass, class_of, is_known
 from windtunnel.timing.operators.flops import attention_of, flops_of
 from windtunnel.timing.operators.op_cost import Basis
+from windtunnel.timing.operators.operator_classes import OpClass, class_of, is_known
 from windtunnel.timing.roofline.matmul import Product, products_of
 from windtunnel.timing.roofline.model import roofline_of
 from windtunnel.timing.roofline.moved_bytes import bytes_moved

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.timing.signatures import spec
 from windtunnel.devices import find_device, known_devices
 from windtunnel.events.model import Signature
-from windtunnel.timing.operators.classes import OpClass, class_of
 from windtunnel.timing.operators.op_cost import Basis
+from windtunnel.timing.operators.operator_classes import OpClass, class_of
 from windtunnel.timing.roofline.calibration import (
     Calibration,
     calibration_of,

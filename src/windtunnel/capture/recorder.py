@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
-from windtunnel.capture.assumed_values import assumed_values
+from windtunnel.capture.values_set_by_user import values_set_by_user
 from windtunnel.events.file import FLUSH_EVERY, RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -66,7 +66,7 @@ class Recorder:
     last_unknown: UnknownValue | None = None
     most_reads: int = field(default_factory=lambda: _most_reads())
     assumed: dict[str, float] = field(
-        default_factory=assumed_values
+        default_factory=values_set_by_user
     )  # line -> what it reads, set by the user
     notices: dict[str, int] = field(default_factory=dict)  # a sentence for the user -> how often it applied
     on_step: Callable[[int], None] | None = None

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.cluster.program import RankTimeline, Stalls, StepProgram, Work
-from windtunnel.cluster.representatives import (
+from windtunnel.cluster.runs import Call, ProgramRuns, Run, runs_of
+from windtunnel.cluster.timeline_ranks import (
     Representative,
     Representatives,
     SharedGroup,
     representatives_of,
 )
-from windtunnel.cluster.runs import Call, ProgramRuns, Run, runs_of
 
 __all__ = ["WorldTimeline", "replay_world"]
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import NoReturn
 
-from windtunnel.errors import INTERRUPTED, WindtunnelError
+from windtunnel.errors import WindtunnelError
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.frameworks import load_door
 from windtunnel.terminal_text import plain_text
 

@@ -23,7 +23,8 @@ from rich.progress import Progress
 
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
-from windtunnel.errors import DIFFERENT, UsageError
+from windtunnel.errors import UsageError
+from windtunnel.exit_codes import DIFFERENT
 from windtunnel.probe.compare.comparison import OnProgress, compare_dumps
 from windtunnel.probe.compare.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.compare.mapping_file import read_mapping

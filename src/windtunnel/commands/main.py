@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from windtunnel import interrupts
-from windtunnel.errors import INTERRUPTED
+from windtunnel.exit_codes import INTERRUPTED
 
 __all__ = ["main"]
 

@@ -31,13 +31,8 @@ from windtunnel.commands.run import read_request
 from windtunnel.commands.run_options import OUT
 from windtunnel.commands.screen import Screen
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
-from windtunnel.errors import (
-    DOES_NOT_FIT,
-    CorruptFile,
-    MissingFramework,
-    ScriptError,
-    UsageError,
-)
+from windtunnel.errors import CorruptFile, MissingFramework, ScriptError, UsageError
+from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.foreign_files import read_at_most
 from windtunnel.memory import Allocator
 from windtunnel.remat.advisor.advisor import checkpointing_points

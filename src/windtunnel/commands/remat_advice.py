@@ -17,7 +17,8 @@ from rich.progress import Progress
 from windtunnel.commands.console import open_console
 from windtunnel.commands.remat_page import add_to_page
 from windtunnel.devices import DeviceProfile
-from windtunnel.errors import DOES_NOT_FIT, MissingFramework, UsageError
+from windtunnel.errors import MissingFramework, UsageError
+from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.remat.advisor.advisor import Advice, advise
 from windtunnel.remat.advisor.selective_model import check_solver
 from windtunnel.remat.engine import Settings

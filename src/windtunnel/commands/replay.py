@@ -24,7 +24,7 @@ from rich.progress import Progress
 from windtunnel import __version__
 from windtunnel.commands.console import open_console
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
-from windtunnel.errors import DOES_NOT_FIT
+from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.memory.files.dryrun_log import read_logs
 from windtunnel.memory.files.replay_folder import ReplayFiles, find_replay_files
 from windtunnel.memory.what_if.search import AllocatorChoice, ask_what_if, default_choices, make_choice

@@ -20,10 +20,10 @@ from windtunnel.commands.shell_start import simulate_command
 from windtunnel.report.json.run import report_text
 from windtunnel.report.terminal.run import show_run
 from windtunnel.session.launchers.recognise import Command
+from windtunnel.session.mindspore_files import asks_for_blocks, copy_blocks, copy_traces
 from windtunnel.session.page_stage import PAGE
 from windtunnel.session.request import RunRequest
 from windtunnel.session.run_folder import discard_empty_run, prepare_folder
-from windtunnel.session.seed_files import asks_for_blocks, copy_blocks, copy_traces
 from windtunnel.session.simulation import Simulation, simulate
 from windtunnel.terminal_text import plain_json, plain_text
 

@@ -10,10 +10,10 @@ import os
 import shutil
 from pathlib import Path
 
-from windtunnel.capture.assumed_values import assumed_values
 from windtunnel.capture.framework_choice import FRAMEWORKS, framework_of
 from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.capture.script_check import check_module, check_script
+from windtunnel.capture.values_set_by_user import values_set_by_user
 from windtunnel.commands.run_options import misplaced_options
 from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
@@ -27,8 +27,8 @@ from windtunnel.session.launchers.recognise import (
     shell_words,
     understand,
 )
+from windtunnel.session.mindspore_files import asks_for_blocks
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
-from windtunnel.session.seed_files import asks_for_blocks
 
 __all__ = ["given_by", "read_request", "start_of", "typed_words"]
 
@@ -88,7 +88,7 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
     framework = _framework(args, launch, start.framework if isinstance(start, Handed) else None)
     device = find_device(args.device or (DEFAULT_ASCEND if framework == "mindspore" else DEFAULT_DEVICE))
     _env_int("WINDTUNNEL_MOST_READS")  # every rank reads these: report a wrong value now
-    assumed_values()
+    values_set_by_user()
     n_given, per_node = (
         _layout(args) if launch.world_size is None else (launch.world_size, launch.nproc_per_node)
     )

@@ -17,7 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from windtunnel.commands.compare_pages import comparison_page, is_run_folder, precision_page
+from windtunnel.commands.comparison_page import comparison_page, is_run_folder, precision_page
 from windtunnel.commands.console import open_console
 from windtunnel.commands.page_server import PageServer
 from windtunnel.commands.saved_page import REPORT, read_carefully, saved_page

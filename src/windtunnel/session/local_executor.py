@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from windtunnel.capture.task import RankTask
-from windtunnel.errors import INTERRUPTED
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.isolation.changes import Files
 from windtunnel.session.executor import Ended, Events, OnLine, Remark
 from windtunnel.session.fork_server import Child, ForkServer, ForkServerClosed

@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel.events.model import Kind, Recording
 from windtunnel.events.scalars import peer_of
 from windtunnel.session.request import RunRequest
-from windtunnel.timing.measured.here import measure_here
+from windtunnel.timing.measured.on_this_machine import measure_here
 from windtunnel.timing.network.collectives import collective_bytes, collective_seconds
 from windtunnel.timing.network.links import Network, host_network
 from windtunnel.timing.operators.op_cost import CostSource

@@ -20,8 +20,9 @@ import numpy as np
 from windtunnel.capture.task import RankTask
 from windtunnel.cluster.library_buffers import LibraryBuffers, library_buffers_of
 from windtunnel.cluster.rank_communication import RankCommunication, communication_of
-from windtunnel.errors import INTERRUPTED, CorruptFile, MissingFramework
+from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot

@@ -30,7 +30,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from windtunnel.capture.task import RankTask
-from windtunnel.errors import INTERRUPTED, UsageError
+from windtunnel.errors import UsageError
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.isolation.changes import Files
 from windtunnel.isolation.layer import Isolation, together
 from windtunnel.session.executor import Ended, Events, Fetch, OnLine, Remark

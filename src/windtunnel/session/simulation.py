@@ -17,17 +17,11 @@ from typing import Any
 
 from windtunnel import __version__
 from windtunnel.caches import cache_folder
-from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.matching import Mismatch, find_mismatches
 from windtunnel.cluster.mesh_axes import MeshAxis, mesh_axes
-from windtunnel.errors import (
-    BAD_USAGE,
-    DOES_NOT_FIT,
-    INTERNAL_ERROR,
-    INTERRUPTED,
-    SCRIPT_FAILED,
-    WindtunnelError,
-)
+from windtunnel.cluster.ranks_to_simulate import RankClasses
+from windtunnel.errors import WindtunnelError
+from windtunnel.exit_codes import BAD_USAGE, DOES_NOT_FIT, INTERNAL_ERROR, INTERRUPTED, SCRIPT_FAILED
 from windtunnel.frameworks import load
 from windtunnel.isolation.changes import Files
 from windtunnel.isolation.layer import Isolation

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from windtunnel.capture.task import RankTask
 from windtunnel.cluster.rank_communication import RankCommunication
-from windtunnel.errors import INTERRUPTED
+from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.session.analysts import Analysts
 from windtunnel.session.executor import (
     Analysed,
@@ -44,7 +44,7 @@ _LOOK_UP_S = 0.5
 
 
 class Choice(Protocol):
-    """Which ranks to simulate; `cluster.classes.RankClasses` is one."""
+    """Which ranks to simulate; `cluster.ranks_to_simulate.RankClasses` is one."""
 
     @property
     def n_overlooked(self) -> int:

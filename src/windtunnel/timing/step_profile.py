@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.events.model import Kind, Phase, Recording, Role, Signature
-from windtunnel.timing.operators.classes import base_name
 from windtunnel.timing.operators.op_cost import Basis, OpCost
+from windtunnel.timing.operators.operator_classes import base_name
 from windtunnel.timing.row_costs import RowCosts
 
 __all__ = ["OperatorTime", "StepProfile", "profile_of", "shapes_text", "tokens_of"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.capture.mindspore.fake_wheel import ORDER, TRACKER, compile_library, make_wheel
-from windtunnel.capture.mindspore.cann import stubs as cann_stubs
+from windtunnel.capture.mindspore.cann import stub_cache as cann_stubs
 from windtunnel.capture.mindspore.cann.build import find_compiler
-from windtunnel.capture.mindspore.cann.stubs import CannStubs, stubs_for
+from windtunnel.capture.mindspore.cann.stub_cache import CannStubs, stubs_for
 from windtunnel.capture.mindspore.cann.symbols import wanted_from_cann
 from windtunnel.errors import NoToolchain
 

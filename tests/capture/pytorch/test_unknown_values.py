@@ -10,7 +10,7 @@ from torch import nn
 
 import windtunnel
 from tests.capture.pytorch.simulated import simulate
-from windtunnel.capture.assumed_values import assumed_values
+from windtunnel.capture.values_set_by_user import values_set_by_user
 from windtunnel.errors import UsageError
 
 SCALAR = "the value of a device tensor (.item(), float(), int(), bool(), if)"
@@ -274,7 +274,7 @@ def test_a_line_reads_what_the_user_set_for_it(monkeypatch):
 def test_a_wrong_assumption_is_a_sentence(monkeypatch):
     monkeypatch.setenv("WINDTUNNEL_VALUES", "train.py=3")
     with pytest.raises(UsageError, match=r"'train\.py=3', which is not FILE:LINE=NUMBER"):
-        assumed_values()
+        values_set_by_user()
 
 
 def test_which_token_goes_to_which_expert_is_known_when_it_is_computed_from_known_numbers():

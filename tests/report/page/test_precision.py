@@ -10,7 +10,7 @@ import pytest
 from tests.probe.dumps import Call, write_dump
 from tests.report.browser import complaints, n_colours, open_anew, open_browser, pixels
 from windtunnel import __version__
-from windtunnel.commands.compare_pages import precision_page
+from windtunnel.commands.comparison_page import precision_page
 from windtunnel.probe.compare.call_states import call_states
 from windtunnel.probe.compare.comparison import compare_dumps
 from windtunnel.probe.compare.tolerance import Tolerance

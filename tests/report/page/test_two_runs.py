@@ -9,12 +9,12 @@ import pytest
 from tests.report.browser import complaints, n_colours, open_anew, open_browser, pixels
 from tests.report.runs import FITTING, LARGE, run_of
 from tests.report.timed import TIME, timed_run
-from windtunnel.commands.compare_pages import comparison_page, is_run_folder
+from windtunnel.commands.comparison_page import comparison_page, is_run_folder
 from windtunnel.memory.attribution import ModuleShare, RoleBytes
 from windtunnel.report.json.run import write_report
 from windtunnel.report.page.two_runs import comparison_document
 from windtunnel.report.page.web_page import page_bytes, write_page
-from windtunnel.report.results.run_difference import run_difference, sentences
+from windtunnel.report.results.two_runs import run_difference, sentences
 from windtunnel.units import GIB
 
 EVIL = "<script>alert(1)</script>"

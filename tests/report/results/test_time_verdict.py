@@ -9,7 +9,7 @@ import pytest
 from tests.report.timed import PROFILE
 from windtunnel.cluster.step_time import RankTime
 from windtunnel.report.results.time_verdict import bound_by, slowest_why
-from windtunnel.timing.operators.classes import OpClass
+from windtunnel.timing.operators.operator_classes import OpClass
 
 COMPUTING = replace(
     PROFILE,

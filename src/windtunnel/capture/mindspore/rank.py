@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.capture.mindspore.cann.stubs import stubs_for, version_of
+from windtunnel.capture.mindspore.cann.stub_cache import stubs_for, version_of
 from windtunnel.capture.mindspore.compile_phases import CompilePhases, compile_profile
 from windtunnel.capture.mindspore.rank_log import ErrorLines, PrintedFacts
 from windtunnel.capture.mindspore.tracker.marks import Mark, read_marks

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from windtunnel import torch_compatibility
-from windtunnel.capture.assumed_values import VARIABLE
 from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
@@ -39,7 +38,8 @@ from windtunnel.capture.pytorch.kernels import (
 )
 from windtunnel.capture.pytorch.packages.finder import install_packages
 from windtunnel.capture.pytorch.program import install_program
-from windtunnel.capture.pytorch.surface import (
+from windtunnel.capture.pytorch.tensors import storage
+from windtunnel.capture.pytorch.torch_api import (
     constructors,
     cuda,
     export,
@@ -49,12 +49,12 @@ from windtunnel.capture.pytorch.surface import (
     storage_methods,
     tensor_methods,
 )
-from windtunnel.capture.pytorch.tensors import storage
 from windtunnel.capture.pytorch.world import distributed
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.recorder import EndlessLoop, Recorder
 from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
+from windtunnel.capture.values_set_by_user import VARIABLE
 from windtunnel.events.file import RecordingWriter
 from windtunnel.interrupts import held
 from windtunnel.msprobe_imports import answer_msprobe

@@ -28,10 +28,10 @@ from windtunnel.probe.compare.framework_pair import (
     unlike_sides,
 )
 from windtunnel.probe.compare.mapping import NO_MAPPING, Mapping
-from windtunnel.probe.compare.match import Match, match_columns
 from windtunnel.probe.compare.noise import NO_NOISE, KnownNoise
 from windtunnel.probe.compare.optimizer_calls import NO_OTHER_CALLS, same_weights_by_other_calls
 from windtunnel.probe.compare.pair_numbers import BITS, VALUES, PairNumbers, leave_out, pair_numbers
+from windtunnel.probe.compare.pairing import Match, match_columns
 from windtunnel.probe.compare.reader import DumpData, read_part
 from windtunnel.probe.compare.shard_merge import SPLIT
 from windtunnel.probe.compare.side import Side, elements_of, how_divided, make_side, merge_sides

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.probe.compare.columns import OUTPUT, TENSOR, Vocabulary
-from windtunnel.probe.compare.match import Match, value_hashes
 from windtunnel.probe.compare.pair_numbers import pair_numbers
+from windtunnel.probe.compare.pairing import Match, value_hashes
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import Tolerance, one_operation
 from windtunnel.probe.files.entry_name import FORWARD, parse_entry_name

@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.errors import CorruptFile
 from windtunnel.probe.compare.columns import Columns, Vocabulary
 from windtunnel.probe.compare.eager_compiled_order import interleave
-from windtunnel.probe.compare.match import Match
+from windtunnel.probe.compare.pairing import Match
 from windtunnel.probe.compare.reader import DumpData
 from windtunnel.probe.compare.shard_merge import (
     COPIED,

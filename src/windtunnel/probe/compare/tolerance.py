@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.probe.compare.columns import OUTPUT, PARAMETER, TENSOR, Columns, Vocabulary
-from windtunnel.probe.compare.match import Match, value_hashes
 from windtunnel.probe.compare.noise import (
     NO_NOISE,
     KnownNoise,
@@ -29,6 +28,7 @@ from windtunnel.probe.compare.noise import (
     summed_away,
 )
 from windtunnel.probe.compare.pair_numbers import SKETCH, STATISTICS, PairNumbers
+from windtunnel.probe.compare.pairing import Match, value_hashes
 from windtunnel.probe.files.entry_name import GRADIENT, parse_entry_name
 
 __all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "one_operation", "type_eps"]

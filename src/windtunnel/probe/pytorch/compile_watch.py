@@ -24,7 +24,7 @@ from windtunnel.probe.pytorch.eager.calls import CallWriter
 from windtunnel.probe.pytorch.eager.modules import ModuleHooks, has_compiled
 
 if TYPE_CHECKING:
-    from windtunnel.probe.pytorch.compiled.switchboard import CompiledCode
+    from windtunnel.probe.pytorch.compiled.compiled_parts import CompiledCode
 
 __all__ = ["CompileWatch"]
 
@@ -117,7 +117,7 @@ class CompileWatch:
                 self.scopes.is_quiet = was_quiet
 
     def _load(self) -> CompiledCode:
-        from windtunnel.probe.pytorch.compiled.switchboard import CompiledCode
+        from windtunnel.probe.pytorch.compiled.compiled_parts import CompiledCode
 
         self.code = CompiledCode(self.collector, self.writer, self.scopes, self.version, self.modules)
         return self.code

@@ -22,7 +22,7 @@ from windtunnel.remat.engine import Engine, Settings
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.meter import Meter, meter_for
 from windtunnel.remat.pytorch.recipe import Blank, LiveValue, Recipe, value_of, without_modes
-from windtunnel.remat.pytorch.vanishing import VanishingWeights
+from windtunnel.remat.pytorch.sharded_weights import ShardedWeights
 from windtunnel.remat.value import Value
 from windtunnel.units import MIB, format_bytes, parse_bytes
 
@@ -47,7 +47,7 @@ class LiveHost:
         self.is_recording = False
         self._capacity: int | None = None
         self._readers: WeakSet[LiveValue] = WeakSet()  # their recipes read something that is not a value
-        self._vanishing = VanishingWeights()
+        self._vanishing = ShardedWeights()
         self._made: list[tuple[ref[LiveValue], int]] = []  # since the last backward, with the thread
         self._made_elsewhere: list[
             ref[LiveValue]

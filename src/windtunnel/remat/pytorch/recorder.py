@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.events.geometry import is_dense
 from windtunnel.remat.pytorch.host import LiveHost
+from windtunnel.remat.pytorch.operator_traits import Effect, Traits, traits_of
 from windtunnel.remat.pytorch.recipe import (
     Blank,
     Constant,
@@ -27,7 +28,6 @@ from windtunnel.remat.pytorch.recipe import (
     generator_state,
     value_of,
 )
-from windtunnel.remat.pytorch.traits import Effect, Traits, traits_of
 from windtunnel.timing.cost import cost_key
 
 __all__ = ["Recorder"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from windtunnel.cluster.step_time import RankTime
-from windtunnel.timing.operators.classes import OpClass
+from windtunnel.timing.operators.operator_classes import OpClass
 from windtunnel.timing.step_profile import StepProfile
 from windtunnel.units import format_us
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.results.run_difference import RunDifference, role_word, sentences
+from windtunnel.report.results.two_runs import RunDifference, role_word, sentences
 from windtunnel.units import format_bytes, format_us
 
 __all__ = ["render_comparison"]

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from windtunnel.capture.framework_choice import framework_of, is_training
 from windtunnel.capture.script_check import check_module, check_script
-from windtunnel.errors import BAD_USAGE, UsageError
+from windtunnel.errors import UsageError
+from windtunnel.exit_codes import BAD_USAGE
 from windtunnel.session.launchers.device_listing import LISTERS, listing
 from windtunnel.session.launchers.launch import Given, Launch
 from windtunnel.session.launchers.recognise import MODULES, Command, is_python, python_words, understand

@@ -19,9 +19,9 @@ from typing import Any
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Signature, TensorSpec
 from windtunnel.foreign_files import open_file, parse_json
-from windtunnel.timing.operators.classes import class_of
 from windtunnel.timing.operators.flops import flops_of
 from windtunnel.timing.operators.op_cost import Basis, HostCosts, OpCost
+from windtunnel.timing.operators.operator_classes import class_of
 from windtunnel.timing.roofline.moved_bytes import bytes_moved
 from windtunnel.whole_file import whole_file
 

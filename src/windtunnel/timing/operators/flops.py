@@ -14,8 +14,8 @@ from math import prod
 
 from windtunnel.events.model import Signature
 from windtunnel.events.scalars import arguments_of
-from windtunnel.timing.operators.classes import base_name
 from windtunnel.timing.operators.mindspore_products import PRODUCTS, ProductSizes, tensors_of
+from windtunnel.timing.operators.operator_classes import base_name
 
 __all__ = ["Attention", "attention_of", "base_name", "flops_of"]
 

@@ -29,8 +29,8 @@ from windtunnel.timing.measured.steps import ActKind, Request
 from windtunnel.timing.pytorch.calls import CannotRebuild, dtype_of
 from windtunnel.timing.pytorch.host import call_overhead, copy_bytes_per_s, measure_host
 from windtunnel.timing.pytorch.memory import available_bytes, peak_bytes, settle_allocator
+from windtunnel.timing.pytorch.operator_workspace import scratch_meter
 from windtunnel.timing.pytorch.rerun import Clock, Replay, below_autograd
-from windtunnel.timing.pytorch.scratch import scratch_meter
 from windtunnel.timing.pytorch.storages import Storages, index_bound, span_bytes
 from windtunnel.whole_file import whole_file
 

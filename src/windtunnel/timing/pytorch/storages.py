@@ -16,7 +16,7 @@ from math import prod
 import torch
 
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.timing.operators.classes import OpClass, base_name, class_of
+from windtunnel.timing.operators.operator_classes import OpClass, base_name, class_of
 
 __all__ = ["Shape", "Storages", "index_bound", "span_bytes"]
 

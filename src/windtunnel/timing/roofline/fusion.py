@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.events.model import Kind, Phase, Recording, Signature
-from windtunnel.timing.operators.classes import FUSIBLE, class_of
+from windtunnel.timing.operators.operator_classes import FUSIBLE, class_of
 from windtunnel.timing.roofline.moved_bytes import bytes_of
 
 __all__ = ["FusedKernel", "fused_kernels"]

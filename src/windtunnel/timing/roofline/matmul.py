@@ -16,8 +16,8 @@ from math import ceil, prod
 
 from windtunnel.events.model import Signature
 from windtunnel.events.scalars import arguments_of
-from windtunnel.timing.operators.classes import base_name
 from windtunnel.timing.operators.mindspore_products import PRODUCTS
+from windtunnel.timing.operators.operator_classes import base_name
 from windtunnel.timing.roofline.calibration import Calibration
 
 __all__ = ["Product", "Rates", "product_seconds", "products_of"]

@@ -15,9 +15,9 @@ from math import ceil, log2
 
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Signature
-from windtunnel.timing.operators.classes import OpClass, class_of, is_causal_kernel
 from windtunnel.timing.operators.flops import attention_of, base_name, flops_of
 from windtunnel.timing.operators.op_cost import Basis, HostCosts, OpCost
+from windtunnel.timing.operators.operator_classes import OpClass, class_of, is_causal_kernel
 from windtunnel.timing.roofline.calibration import Calibration, calibrated_like, calibration_of
 from windtunnel.timing.roofline.matmul import Rates, product_seconds, products_of
 from windtunnel.timing.roofline.moved_bytes import bytes_moved, bytes_of, is_strided

@@ -10,8 +10,8 @@ from math import prod
 
 from windtunnel.events.model import Signature, TensorSpec
 from windtunnel.events.scalars import arguments_of
-from windtunnel.timing.operators.classes import OpClass, base_name, class_of
 from windtunnel.timing.operators.mindspore_products import tensors_of
+from windtunnel.timing.operators.operator_classes import OpClass, base_name, class_of
 
 __all__ = ["bytes_moved", "bytes_of", "is_strided"]
 

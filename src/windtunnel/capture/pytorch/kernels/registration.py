@@ -1,6 +1,6 @@
 """Register a kernel for each operator of the simulated backend with torch's dispatcher, once.
 
-    special handler                     views, copies between devices, values (views_and_copies.py, value_dependent.py)
+    special handler                     views, copies between devices, values (views_and_copies.py, unknown_values.py)
     one kernel (kernels.py)             what a device implements as one kernel: mm, softmax, foreach, convolution …
     torch's own composition             what torch builds from other kernels on every device: its own C++ runs here too,
                                         with its temporaries, on the device of its inputs
@@ -19,7 +19,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from windtunnel.capture.pytorch.kernels.device_argument import allocating_on
 from windtunnel.capture.pytorch.kernels.kernels import call_kernel, kernel_for
-from windtunnel.capture.pytorch.kernels.value_dependent import (
+from windtunnel.capture.pytorch.kernels.unknown_values import (
     special,  # the whole table: it extends that of views_and_copies
 )
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world

@@ -2,7 +2,7 @@
 
     special["aten::name"] = handler(op, args, kwargs)
 
-Operators that depend on values are in value_dependent.py.
+Operators that depend on values are in unknown_values.py.
 """
 
 from __future__ import annotations

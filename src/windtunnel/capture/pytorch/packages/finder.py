@@ -31,7 +31,7 @@ _Spec: Any = type(sys.__spec__)
 # kind of device -> package -> its modules, made when one is first imported
 _OFFERED: dict[str, dict[str, Callable[[], Modules]]] = {
     "cuda": {"flash_attn": flash_attn_modules, "apex": apex_modules},
-    "npu": {"mindspeed": mindspeed_modules, "torch_npu": dict},  # torch_npu itself: surface/npu.py
+    "npu": {"mindspeed": mindspeed_modules, "torch_npu": dict},  # torch_npu itself: torch_api/npu.py
 }
 # The driver's own Python side: these come before installed ones, which would look for a device.
 _REPLACED: dict[str, dict[str, Callable[[], Modules]]] = {

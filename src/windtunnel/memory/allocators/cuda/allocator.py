@@ -6,7 +6,7 @@
 
 One class serves every configuration; what differs is in CudaRules. `alloc`, `free` and `put_back`
 are the hot path (over half a million calls a second), so they are written out flat: attribute loads
-and calls are what they spend their time on. Everything rarer is a function in a `cuda_*` file.
+and calls are what they spend their time on. Everything rarer is a function in a file of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The numbers that decide what a CUDA-like caching allocator does with a request.
 
     requested bytes ──round_request──> block bytes ──segment_bytes──> bytes requested from the device
+    free list of a pool ──split_rule──> when a block that is too large for a request is split
 
 `cuda.config` and `models.npu` fill in a CudaRules; `cuda.allocator` applies it.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windtunnel.memory.allocators.blocks import BlockPool
 from windtunnel.units import GIB, MIB
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "CudaRules",
     "round_request",
     "segment_bytes",
+    "split_rule",
 ]
 
 BLOCK_BYTES = 512  # every block is a multiple of this
@@ -81,3 +84,12 @@ def segment_bytes(rules: CudaRules, block_bytes: int) -> int:
     if block_bytes < LEAST_OWN_SEGMENT_BYTES and rules.large_step_bytes < GIB:
         return rules.large_segment_bytes
     return -(-block_bytes // rules.large_step_bytes) * rules.large_step_bytes
+
+
+def split_rule(rules: CudaRules, pool: BlockPool) -> tuple[int, int]:
+    """Return the least rest worth splitting off, and the size from which nothing is split."""
+    if not pool.can_split:
+        return NEVER, NEVER
+    if pool.is_small or rules.is_expandable:
+        return BLOCK_BYTES, NEVER
+    return SMALL_BYTES + 1, rules.max_split_bytes

@@ -1,6 +1,6 @@
-"""The books of a caching allocator: its pools and blocks, its counters, its rules.
+"""The state of a caching allocator: its pools and blocks, its counters, its rules.
 
-CudaRules ──> CudaState <── read and changed by cuda_miss, cuda_expandable, cuda_release, cuda_streams
+CudaRules ──> CudaState <── read and changed by miss.py, expandable.py, release.py, streams.py
                   └──> CudaAllocator adds the moves a program makes: alloc, free, record_stream
 """
 
@@ -20,7 +20,7 @@ from windtunnel.memory.allocators.blocks import (
     SegmentSpan,
 )
 from windtunnel.memory.allocators.cuda.addresses import AddressSpace, RecordedAddresses
-from windtunnel.memory.allocators.cuda.rules import BLOCK_BYTES, NEVER, SMALL_BYTES, CudaRules
+from windtunnel.memory.allocators.cuda.rules import BLOCK_BYTES, NEVER, CudaRules, split_rule
 from windtunnel.memory.allocators.cuda.streams import StreamUses
 from windtunnel.memory.allocators.records import SegmentEvent
 
@@ -75,7 +75,7 @@ class CudaState:
         self.polls = not rules.is_reclaim_lazy
         for pool in self.pools():
             for free_list in pool.lists.values():
-                free_list.min_rest, free_list.max_split = _split_rule(rules, pool)
+                free_list.min_rest, free_list.max_split = split_rule(rules, pool)
 
     def add_pool(self, pool: Hashable, *, can_split: bool = True, can_expand: bool = True) -> None:
         """Open a private MemPool; `can_expand=False` for one with a custom allocator of its own."""
@@ -178,7 +178,7 @@ class CudaState:
         return block
 
     def new_list(self, pool: BlockPool, stream: int) -> FreeList:
-        free_list = pool.lists[stream] = FreeList(pool, stream, *_split_rule(self.rules, pool))
+        free_list = pool.lists[stream] = FreeList(pool, stream, *split_rule(self.rules, pool))
         return free_list
 
     def insert(self, block: Block) -> None:
@@ -194,12 +194,3 @@ class CudaState:
         streams = self.streams
         self.peak_active_bytes = max(self.peak_active_bytes, self.allocated_bytes + streams.pending_bytes)
         self.peak_num_active = max(self.peak_num_active, len(self.live) + len(streams.pending))
-
-
-def _split_rule(rules: CudaRules, pool: BlockPool) -> tuple[int, int]:
-    """Return the least rest worth splitting off, and the size from which nothing is split."""
-    if not pool.can_split:
-        return NEVER, NEVER
-    if pool.is_small or rules.is_expandable:
-        return BLOCK_BYTES, NEVER
-    return SMALL_BYTES + 1, rules.max_split_bytes

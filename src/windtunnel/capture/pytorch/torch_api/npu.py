@@ -17,9 +17,9 @@ import torch
 
 from windtunnel.capture.pytorch.packages.torch_npu_modules import TORCH_NPU_VERSION, torch_npu_modules
 from windtunnel.capture.pytorch.packages.torch_npu_ops import npu_functions
-from windtunnel.capture.pytorch.surface.npu_names import npu_names
-from windtunnel.capture.pytorch.surface.npu_profiler import profiler_names
 from windtunnel.capture.pytorch.tensors.storage import World
+from windtunnel.capture.pytorch.torch_api.npu_names import npu_names
+from windtunnel.capture.pytorch.torch_api.npu_profiler import profiler_names
 
 __all__ = ["complete_npu_module", "npu_module"]
 

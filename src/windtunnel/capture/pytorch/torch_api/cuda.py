@@ -14,11 +14,11 @@ import torch
 
 from windtunnel.capture.memory_counters import MemoryCounters
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
-from windtunnel.capture.pytorch.surface import streams
-from windtunnel.capture.pytorch.surface.data_parallel import install_data_parallel
-from windtunnel.capture.pytorch.surface.legacy_types import legacy_types
-from windtunnel.capture.pytorch.surface.npu import complete_npu_module, npu_module
 from windtunnel.capture.pytorch.tensors.storage import World, world
+from windtunnel.capture.pytorch.torch_api import streams
+from windtunnel.capture.pytorch.torch_api.data_parallel import install_data_parallel
+from windtunnel.capture.pytorch.torch_api.legacy_types import legacy_types
+from windtunnel.capture.pytorch.torch_api.npu import complete_npu_module, npu_module
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Kind
 

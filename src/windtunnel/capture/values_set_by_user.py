@@ -10,13 +10,13 @@ import re
 
 from windtunnel.errors import UsageError
 
-__all__ = ["VARIABLE", "assumed_values"]
+__all__ = ["VARIABLE", "values_set_by_user"]
 
 VARIABLE = "WINDTUNNEL_VALUES"
 _ONE = re.compile(r"(?P<where>[^=]+:\d+)=(?P<value>[^=]+)")
 
 
-def assumed_values() -> dict[str, float]:
+def values_set_by_user() -> dict[str, float]:
     """Line, as the report prints it -> the number that it reads."""
     found = {}
     for part in filter(None, (text.strip() for text in os.environ.get(VARIABLE, "").split(","))):

@@ -12,7 +12,7 @@ from tests.report.runs import A100, FITTING, LARGE, run_of
 from tests.report.timed import TIME, timed_run
 from windtunnel.memory.attribution import ModuleShare, RoleBytes
 from windtunnel.report.results.run import DeviceResult, failed_rank
-from windtunnel.report.results.run_difference import FRAGMENTS, UNNAMED, run_difference, sentences
+from windtunnel.report.results.two_runs import FRAGMENTS, UNNAMED, run_difference, sentences
 from windtunnel.report.terminal.two_runs import render_comparison
 from windtunnel.units import GIB
 

@@ -20,10 +20,10 @@ from windtunnel.capture.pytorch.kernels.device_argument import (
     resolve_device,
 )
 from windtunnel.capture.pytorch.kernels.known_values import values_of
-from windtunnel.capture.pytorch.kernels.value_dependent import unknown_value
-from windtunnel.capture.pytorch.surface.saving import move_storage
+from windtunnel.capture.pytorch.kernels.unknown_values import unknown_value
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.torch_api.saving import move_storage
 
 __all__ = ["install_tensor_methods"]
 

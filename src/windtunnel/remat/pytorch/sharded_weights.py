@@ -17,12 +17,12 @@ from torch.distributed._composable_state import _module_state_mapping
 
 from windtunnel.remat.pytorch.recipe import LiveValue
 
-__all__ = ["VanishingWeights"]
+__all__ = ["ShardedWeights"]
 
 _SHARDING = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
-class VanishingWeights:
+class ShardedWeights:
     def __init__(self) -> None:
         self._has_any = False
         self._sharded: list[Any] = []  # torch's FSDPParam objects

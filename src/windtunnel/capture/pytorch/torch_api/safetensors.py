@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
-from windtunnel.capture.pytorch.surface.pickling import describing_views, find_simulated
-from windtunnel.capture.pytorch.surface.saving import describe, is_description, load_description
 from windtunnel.capture.pytorch.tensors.storage import CPU
+from windtunnel.capture.pytorch.torch_api.pickling import describing_views, find_simulated
+from windtunnel.capture.pytorch.torch_api.saving import describe, is_description, load_description
 
 __all__ = ["install_safetensors"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
-from windtunnel.capture.pytorch.surface.pickling import find_simulated, install_pickling, loading_onto
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import world
+from windtunnel.capture.pytorch.torch_api.pickling import find_simulated, install_pickling, loading_onto
 
 __all__ = ["describe", "install_checkpoints", "is_description", "load_description", "move_storage"]
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.communications import digits, explore, mesh_groups
-from windtunnel.cluster.classes import RankClasses
 from windtunnel.cluster.rank_communication import RankCommunication
+from windtunnel.cluster.ranks_to_simulate import RankClasses
 
 
 def assert_recovered(classes, sizes, digest):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture.pytorch.surface.legacy_types import legacy_types
 from windtunnel.capture.pytorch.tensors.storage import world
+from windtunnel.capture.pytorch.torch_api.legacy_types import legacy_types
 
 __all__ = ["npu_names"]
 

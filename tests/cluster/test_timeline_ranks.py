@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.programs import kernel, program, receive, reduce_all, send
 from windtunnel.cluster import equal_ranks
-from windtunnel.cluster.representatives import representatives_of
+from windtunnel.cluster.timeline_ranks import representatives_of
 
 
 def mesh_program(rank: int, sizes: tuple[int, ...], steps):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
-from windtunnel.capture.pytorch.surface.saving import move_storage
 from windtunnel.capture.pytorch.tensors import storage as store
+from windtunnel.capture.pytorch.torch_api.saving import move_storage
 
 __all__ = ["install_storage_methods"]
 

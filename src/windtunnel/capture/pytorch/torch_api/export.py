@@ -21,9 +21,9 @@ import torch.onnx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from windtunnel.capture.pytorch.kernels.device_argument import is_simulated_device, resolve_device, simulate
-from windtunnel.capture.pytorch.surface.pickling import storage_name
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.torch_api.pickling import storage_name
 
 __all__ = ["NeedsValues", "install_exports"]
 

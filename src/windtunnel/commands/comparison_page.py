@@ -26,7 +26,7 @@ from windtunnel.report.page.saved import read_page_document
 from windtunnel.report.page.two_runs import comparison_document
 from windtunnel.report.page.web_page import page_bytes
 from windtunnel.report.results.compare import CompareResult
-from windtunnel.report.results.run_difference import run_difference
+from windtunnel.report.results.two_runs import run_difference
 from windtunnel.report.terminal.plain_console import PlainConsole
 from windtunnel.report.terminal.precision import render_compare
 from windtunnel.report.terminal.two_runs import render_comparison
