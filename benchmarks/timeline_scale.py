@@ -33,7 +33,7 @@ from windtunnel.cluster.timeline_ranks import representatives_of
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Recording
-from windtunnel.session.prices import call_seconds
+from windtunnel.session.operator_times import call_seconds
 from windtunnel.timing.network.links import network_of
 from windtunnel.timing.roofline.model import Roofline
 from windtunnel.timing.row_costs import row_costs

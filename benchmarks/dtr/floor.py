@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.dtr.small_models import SMALL_MODELS
 from benchmarks.dtr.training import measure_peak
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.meter import meter_for
 from windtunnel.remat.pytorch.runtime import Runtime

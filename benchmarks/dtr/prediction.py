@@ -21,7 +21,7 @@ from rich.table import Table
 
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated.outcome import Outcome
 from windtunnel.remat.simulated.program import Call, Program, read_program
 from windtunnel.remat.simulated.program_costs import ProgramCosts

@@ -20,7 +20,7 @@ from windtunnel.memory.mindspore_graph.ir_file import read_graph_ir
 from windtunnel.memory.mindspore_graph.liveness import tape_of_program
 from windtunnel.memory.mindspore_graph.program import program_of
 from windtunnel.memory.tape import AllocationTape, play
-from windtunnel.memory.what_if.source import open_source
+from windtunnel.memory.what_if.recorded_file import open_source
 
 KEPT = Path(__file__).parents[2] / "tests" / "memory" / "data" / "mindspore"
 

@@ -27,7 +27,7 @@ from benchmarks.published.step_times import chosen, summary
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Phase, Recording
-from windtunnel.session.prices import call_seconds
+from windtunnel.session.operator_times import call_seconds
 from windtunnel.timing.network.links import network_of
 from windtunnel.timing.roofline.calibration import Calibration, calibration_of, generation_of
 from windtunnel.timing.roofline.fusion import fused_kernels

@@ -24,7 +24,7 @@ from typing import Any
 from windtunnel.errors import UsageError
 from windtunnel.frameworks import load
 from windtunnel.mocking import is_dry_run
-from windtunnel.remat.engine import BY_ADDRESS, Settings
+from windtunnel.remat.evict_and_recompute import BY_ADDRESS, Settings
 from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.statistics import Statistics
 from windtunnel.timing.cost import CostTable

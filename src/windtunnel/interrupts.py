@@ -1,6 +1,7 @@
-"""Ctrl-C that is neither lost in a destructor nor able to cut a write in half.
+"""Ctrl-C: one line and exit code 130, never lost in a destructor, never able to cut a write in half.
 
-    SIGINT ──> KeyboardInterrupt, at once or when the last `held()` block has ended
+    SIGINT ──> KeyboardInterrupt, at once or when the last `held()` block has ended ──> SENTENCE, INTERRUPTED
+           └─> before a verb starts and after it ended: exit_with_sentence, exit_silently
 
 Python ignores exceptions in destructors and weak reference callbacks, and a simulated program spends much of its time in
 them: an interrupt that falls there is sent again.
@@ -8,12 +9,17 @@ them: an interrupt that falls there is sent again.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from types import FrameType, TracebackType
 
-__all__ = ["held", "listen", "resend_swallowed"]
+from windtunnel.exit_codes import INTERRUPTED
+
+__all__ = ["SENTENCE", "exit_silently", "exit_with_sentence", "held", "listen", "resend_swallowed"]
+
+SENTENCE = "windtunnel: interrupted\n"
 
 _AGAIN_S = 0.05
 _holders: list[object] = []  # a list, because append and pop are atomic across threads
@@ -24,6 +30,17 @@ def listen() -> None:
     """Raise KeyboardInterrupt on SIGINT, but not inside `held()`; call it in the main thread."""
     signal.signal(signal.SIGINT, _interrupt)
     resend_swallowed()
+
+
+def exit_with_sentence(number: int, frame: FrameType | None) -> None:
+    """End the process at once; a signal handler for when there is nothing to clean up."""
+    os.write(2, SENTENCE.encode())
+    os._exit(INTERRUPTED)
+
+
+def exit_silently(number: int, frame: FrameType | None) -> None:
+    """End the process at once; a signal handler for when everything is printed."""
+    os._exit(INTERRUPTED)
 
 
 def resend_swallowed() -> None:

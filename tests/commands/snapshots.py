@@ -7,7 +7,7 @@ import pickle
 from tests.memory.recorded import unplayed
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
 from windtunnel.events.model import Alloc, Free, Op, Phase, Signature, Step
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot import write_snapshot
 

@@ -8,7 +8,7 @@ from tests.commands.cli import windtunnel
 from tests.report.runs import FITTING, run_of
 from windtunnel.commands import console
 from windtunnel.commands.console import open_console
-from windtunnel.report.results.verdict import verdict
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.terminal.run import show_run
 
 

@@ -22,7 +22,7 @@ from windtunnel.commands import replay
 from windtunnel.commands.main import main
 from windtunnel.events.file import record_events
 from windtunnel.events.model import Alloc, Free
-from windtunnel.memory.what_if.search import default_choices
+from windtunnel.memory.what_if.other_allocators import default_choices
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def test_a_rank_that_computes_on_another_device_is_found(tmp_path, capsys):
 
 def test_a_long_replay_reports_its_progress_in_order(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr("windtunnel.memory.what_if.search._CHUNK", 2)
+    monkeypatch.setattr("windtunnel.memory.what_if.other_allocators._CHUNK", 2)
     path = write_recording(tmp_path / "r.arrows")
     tape = replay.open_source(path).tape
     replay.ask_what_if(

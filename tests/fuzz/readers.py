@@ -34,9 +34,9 @@ from windtunnel.devices import find_device
 from windtunnel.events.model import Signature, TensorSpec
 from windtunnel.memory.workspace.table import WorkspaceTable
 from windtunnel.probe.compare.mapping_file import read_mapping
-from windtunnel.probe.compare.reader import read_part
+from windtunnel.probe.compare.step_reader import read_part
 from windtunnel.probe.config.api_list import read_api_list
-from windtunnel.probe.config.record import load_config
+from windtunnel.probe.config.merged_config import load_config
 from windtunnel.probe.files.tensor_file import read_tensor, write_npy, write_pt
 from windtunnel.report.json.run import write_report
 from windtunnel.report.page.saved import read_page_document
@@ -82,8 +82,8 @@ def _dumps(folder: Path) -> None:
 
 
 def _read_dump(folder: Path) -> Any:
-    from windtunnel.probe.compare.columns import Vocabulary
-    from windtunnel.probe.compare.tree import find_parts
+    from windtunnel.probe.compare.steps_and_ranks import find_parts
+    from windtunnel.probe.compare.value_columns import Vocabulary
 
     data = [read_part(part, Vocabulary()) for part in find_parts(folder / "a")]
     return [(each.parents, each.stack_of("Functional.relu.0.forward")) for each in data]

@@ -12,7 +12,7 @@ from tests.memory.recorded import memory_of
 from tests.memory.training_run import KIB, record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, EmptyCache, Free, Phase, RecordStream, Role
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.analysis import Moment, thin_timeline
 from windtunnel.memory.attribution import RoleBytes
 

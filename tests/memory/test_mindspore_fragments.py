@@ -5,7 +5,7 @@ from __future__ import annotations
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Event, Free, Step
 from windtunnel.memory import mindspore_fragments
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.mindspore_fragments import MANY_STEPS, is_too_long_to_repeat, peak_after_many_steps
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import play, tape_of

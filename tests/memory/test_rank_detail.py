@@ -28,10 +28,10 @@ from windtunnel.events.model import (
     TensorSpec,
 )
 from windtunnel.memory.allocation_labels import number_rows
-from windtunnel.memory.allocators.contract import Allocator
-from windtunnel.memory.outline import outline
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.peak import replay
 from windtunnel.memory.tape import tape_of
+from windtunnel.memory.thin_curve import outline
 from windtunnel.units import MIB
 
 SPECS = ("cuda", "cuda-expandable", "npu", "mindspore", "megengine", "cpu")

@@ -14,7 +14,7 @@ from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free
 from windtunnel.memory import allocator_map, recorded_memory
 from windtunnel.memory.allocator_map import PeakMaps, take_maps
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.analysis import analyse_memory
 from windtunnel.memory.peak import replay
 from windtunnel.memory.rank_detail import rank_detail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windtunnel.remat.engine import Engine, Settings
+from windtunnel.remat.evict_and_recompute import Engine, Settings
 from windtunnel.remat.value import Value
 
 

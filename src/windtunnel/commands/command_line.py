@@ -17,6 +17,7 @@ from typing import NoReturn
 from windtunnel.errors import WindtunnelError
 from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.frameworks import load_door
+from windtunnel.interrupts import SENTENCE
 from windtunnel.terminal_text import plain_text
 
 __all__ = ["VERBS", "parser_of", "run_command", "with_known_options"]
@@ -49,7 +50,7 @@ def run_command(argv: list[str], on_ready: Callable[[], object] = lambda: None) 
             print(plain_text(f"  next: {error.hint}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("windtunnel: interrupted", file=sys.stderr)
+        sys.stderr.write(SENTENCE)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the pipe, as in `| head`. Flushing what is still buffered must not fail again at exit.

@@ -26,10 +26,10 @@ from windtunnel.commands.console import open_console
 from windtunnel.errors import UsageError
 from windtunnel.exit_codes import DIFFERENT
 from windtunnel.probe.compare.comparison import OnProgress, compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.compare.mapping_file import read_mapping
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.report.json.compare import compare_text
 from windtunnel.report.json.compare_csv import CsvReport
 from windtunnel.report.page.precision import PrecisionPage

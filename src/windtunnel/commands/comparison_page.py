@@ -18,8 +18,8 @@ from windtunnel import __version__
 from windtunnel.commands.console import open_console
 from windtunnel.errors import CorruptFile
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.report.json.run import read_report
 from windtunnel.report.page.precision import PrecisionPage
 from windtunnel.report.page.saved import read_page_document

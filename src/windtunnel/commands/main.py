@@ -7,19 +7,15 @@ Only what the handler needs is imported before that: the other imports take seco
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 
 from windtunnel import interrupts
 from windtunnel.exit_codes import INTERRUPTED
 
 __all__ = ["main"]
-
-_SENTENCE = "windtunnel: interrupted\n"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,12 +33,13 @@ def main(argv: list[str] | None = None) -> int:
         interrupts.resend_swallowed()
         # Until a verb starts there is nothing to clean up, so the process may exit at once. An exception would have
         # to pass through the package that is being imported, and some packages swallow it.
-        signal.signal(signal.SIGINT, _exit_with_message)
+        signal.signal(signal.SIGINT, interrupts.exit_with_sentence)
         code = _run(sys.argv[1:], lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
-        signal.signal(signal.SIGINT, _exit)  # everything is printed: only the interpreter still has to exit
+        # Everything is printed: only the interpreter still has to exit.
+        signal.signal(signal.SIGINT, interrupts.exit_silently)
         return code
     except KeyboardInterrupt:  # between two of these lines
-        sys.stderr.write(_SENTENCE)
+        sys.stderr.write(interrupts.SENTENCE)
         return INTERRUPTED
 
 
@@ -50,15 +47,6 @@ def _run(argv: list[str], on_ready: Callable[[], object] = lambda: None) -> int:
     from windtunnel.commands.command_line import run_command
 
     return run_command(argv, on_ready)
-
-
-def _exit_with_message(number: int, frame: FrameType | None) -> None:
-    os.write(2, _SENTENCE.encode())
-    os._exit(INTERRUPTED)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from windtunnel import __version__
 from windtunnel.errors import CorruptFile, UsageError
-from windtunnel.probe.compare.tree import find_parts
+from windtunnel.probe.compare.steps_and_ranks import find_parts
 from windtunnel.probe.files.dump_entries import DumpEntries
 from windtunnel.probe.files.journal import is_being_written
 from windtunnel.probe.files.recover import Recovery, complete_files

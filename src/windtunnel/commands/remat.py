@@ -36,7 +36,7 @@ from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.foreign_files import read_at_most
 from windtunnel.memory import Allocator
 from windtunnel.remat.advisor.advisor import checkpointing_points
-from windtunnel.remat.engine import BY_ADDRESS, Settings
+from windtunnel.remat.evict_and_recompute import BY_ADDRESS, Settings
 from windtunnel.remat.policy import DEFAULT_POLICY, POLICIES
 from windtunnel.remat.simulated.curve import MARGIN, Curve, Question, has_backward, trace_curve
 from windtunnel.remat.simulated.program import Program, read_program

@@ -20,8 +20,8 @@ from windtunnel.devices import DeviceProfile
 from windtunnel.errors import MissingFramework, UsageError
 from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.remat.advisor.advisor import Advice, advise
-from windtunnel.remat.advisor.selective_model import check_solver
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.advisor.solver_model import check_solver
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated.curve import MakeAllocator
 from windtunnel.remat.simulated.program import Program
 from windtunnel.remat.simulated.program_costs import ProgramCosts

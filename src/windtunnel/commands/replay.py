@@ -27,8 +27,13 @@ from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.memory.files.dryrun_log import read_logs
 from windtunnel.memory.files.replay_folder import ReplayFiles, find_replay_files
-from windtunnel.memory.what_if.search import AllocatorChoice, ask_what_if, default_choices, make_choice
-from windtunnel.memory.what_if.source import open_source
+from windtunnel.memory.what_if.other_allocators import (
+    AllocatorChoice,
+    ask_what_if,
+    default_choices,
+    make_choice,
+)
+from windtunnel.memory.what_if.recorded_file import open_source
 from windtunnel.report.terminal.dryrun_log import LogFacts, log_document, render_logs
 from windtunnel.report.terminal.plain_console import PlainConsole
 from windtunnel.report.terminal.what_if import (

@@ -24,10 +24,10 @@ from windtunnel.memory.attribution import (
     short_op,
 )
 from windtunnel.memory.lifetime import Lifetimes, steps_of
-from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import LimitedReplay, Replay, replay_limited
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind
+from windtunnel.memory.thin_curve import outline
 
 __all__ = ["Moment", "OutOfMemory", "RankMemory", "Timeline", "analyse_memory", "thin_timeline"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.events.model import Frame, Kind, Phase, Recording, Role
+from windtunnel.memory.roles import NEVER, infer_roles
 
 __all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
 
 ALIVE = -1  # `death` (the row of the free) of a storage that was never freed
-_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,7 @@ class Lifetimes:
 def lifetimes_of(recording: Recording) -> Lifetimes:
     """Pair every allocation with its free and determine its role.
 
-    Marks override the role given at allocation, and the last mark wins. An unknown role is inferred from the
-    lifetime: made in the forward pass (or by a checkpoint's recomputation) and alive in a later backward
-    is an activation; made in the backward pass and alive at the optimizer step is a gradient; made by the
-    optimizer and alive in the next pass is optimizer state; all else is temporary.
+    Marks override the role given at allocation, and the last mark wins. `infer_roles` settles what is still unknown.
     """
     columns = recording.columns
     kind, subject = columns["kind"], columns["subject"]
@@ -70,9 +67,9 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     phase = columns["phase"][birth].copy()
     frame = columns["frame"][birth]
     phase[_is_recomputed(recording.frames, frame) & (phase == Phase.BACKWARD)] = Phase.FORWARD
-    role = _settle(role, phase, birth, death, columns)
+    role = infer_roles(role, phase, birth, death, columns)
     return Lifetimes(
-        storage, columns["value"][birth], birth, np.where(death == _NEVER, ALIVE, death), role, name,
+        storage, columns["value"][birth], birth, np.where(death == NEVER, ALIVE, death), role, name,
         columns["module"][birth], phase, op, signature, op_row, columns["device"][birth],
         columns["stream"][birth], frame, steps_of(recording, birth),
     )  # fmt: skip
@@ -98,22 +95,22 @@ def steps_of(recording: Recording, rows: np.ndarray) -> np.ndarray:
 
 
 def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each allocation the rows of its free and of the next allocation of the same storage (or _NEVER)."""
+    """For each allocation the rows of its free and of the next allocation of the same storage (or NEVER)."""
     rows = np.flatnonzero((kind == Kind.ALLOC) | (kind == Kind.FREE))
     order = np.lexsort((rows, subject[rows]))
     rows = rows[order]
     owner, is_birth = subject[rows], kind[rows] == Kind.ALLOC
     follows = np.zeros(len(rows), bool)
     follows[:-1] = owner[1:] == owner[:-1]
-    after = np.full(len(rows), _NEVER)
+    after = np.full(len(rows), NEVER)
     after[:-1] = rows[1:]
     # ALLOC, FREE: freed. ALLOC, ALLOC: never freed, as far as the recording shows.
     dies = np.zeros(len(rows), bool)
     dies[:-1] = is_birth[:-1] & follows[:-1] & ~is_birth[1:]
     position = np.searchsorted(birth, rows[is_birth])
-    death = np.full(len(birth), _NEVER)
-    death[position] = np.where(dies, after, _NEVER)[is_birth]
-    next_birth = np.full(len(birth), _NEVER)
+    death = np.full(len(birth), NEVER)
+    death[position] = np.where(dies, after, NEVER)[is_birth]
+    next_birth = np.full(len(birth), NEVER)
     born_owner, born_row = owner[is_birth], rows[is_birth]
     again = np.flatnonzero(born_owner[1:] == born_owner[:-1])
     next_birth[position[again]] = born_row[again + 1]
@@ -165,27 +162,3 @@ def _is_recomputed(frames: tuple[Frame, ...], frame: np.ndarray) -> np.ndarray:
         )
         inside[i] |= f.parent < i and inside[f.parent]
     return inside[frame]
-
-
-def _settle(
-    role: np.ndarray, phase: np.ndarray, birth: np.ndarray, death: np.ndarray, columns: dict[str, np.ndarray]
-) -> np.ndarray:
-    kind = columns["kind"]
-    happens = (kind == Kind.OP) | (kind == Kind.ALLOC) | (kind == Kind.MODULE_ENTER)
-
-    def lives_to_see(rows: np.ndarray) -> np.ndarray:
-        padded = np.append(rows, _NEVER)
-        return padded[np.searchsorted(rows, birth, side="right")] < death
-
-    in_phase = {p: np.flatnonzero(happens & (columns["phase"] == p)) for p in Phase}
-    unknown = role == Role.UNKNOWN
-    stepping = np.union1d(in_phase[Phase.OPTIMIZER], np.flatnonzero(kind == Kind.STEP))
-    verdicts = (
-        (Phase.FORWARD, in_phase[Phase.BACKWARD], Role.ACTIVATION),
-        (Phase.BACKWARD, stepping, Role.GRADIENT),
-        (Phase.OPTIMIZER, in_phase[Phase.FORWARD], Role.OPTIMIZER),
-    )
-    settled = np.where(unknown, np.uint8(Role.TEMPORARY), role)
-    for born, rows, verdict in verdicts:
-        settled[unknown & (phase == born) & lives_to_see(rows)] = verdict
-    return settled

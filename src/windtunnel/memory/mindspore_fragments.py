@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from windtunnel.events.model import Kind
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind, play
 

@@ -18,11 +18,11 @@ from windtunnel.memory.allocation_labels import FrameColumns, Labels, Texts, fra
 from windtunnel.memory.allocator_map import MapColumns, take_maps
 from windtunnel.memory.attribution import ROLES, short_op
 from windtunnel.memory.lifetime import steps_of
-from windtunnel.memory.outline import outline
 from windtunnel.memory.peak import Replay
 from windtunnel.memory.phases import phases_of
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind
+from windtunnel.memory.thin_curve import outline
 
 __all__ = ["AllocatorMap", "Operators", "RankDetail", "Rest", "rank_detail"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from windtunnel import interrupts
-from windtunnel.capture.memory_counters import MakeCounters, MemoryCounters
+from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import MissingFramework, NoToolchain, UnsupportedFramework, WindtunnelError
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
-from windtunnel.memory.live_counters import LiveMemory
+from windtunnel.memory.counters_for_script import LiveMemory
 from windtunnel.session.rank_channel import RankChannel
 from windtunnel.session.rank_crash import watch_for_crashes
 

@@ -25,7 +25,7 @@ from windtunnel.events.model import Recording
 from windtunnel.report.results.run import RankResult
 from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.report.results.time_verdict import bound_by, slowest_why
-from windtunnel.session.prices import call_seconds, cost_source
+from windtunnel.session.operator_times import call_seconds, cost_source
 from windtunnel.session.rank_recording import recording_of
 from windtunnel.session.request import RunRequest, task_of
 from windtunnel.session.trace_stage import write_traces

@@ -32,7 +32,7 @@ from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Event, Free, Kind, Op, Recording
 from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory
-from windtunnel.memory.live_counters import LiveMemory
+from windtunnel.memory.counters_for_script import LiveMemory
 
 __all__ = ["Simulated", "run_plainly", "simulate"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from windtunnel.errors import UsageError
 from windtunnel.memory import Allocator, PredictedOutOfMemory
-from windtunnel.memory.allocators.contract import UnknownBlock
-from windtunnel.memory.allocators.cuda.config import cuda_rules
+from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
+from windtunnel.memory.allocators.interface import UnknownBlock
 from windtunnel.memory.allocators.models.initial_state import restore_segments
 from windtunnel.memory.allocators.models.npu import npu_rules
 from windtunnel.memory.allocators.models.replay import (

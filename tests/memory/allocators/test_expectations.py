@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.memory import Allocator, PredictedOutOfMemory
-from windtunnel.memory.allocators.cuda.config import cuda_rules
+from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.allocators.cuda.rules import round_request
 from windtunnel.units import GIB, MIB
 

@@ -15,8 +15,8 @@ import pytest
 
 from windtunnel.memory import Allocator
 from windtunnel.memory.allocators.cuda.addresses import RecordedAddresses
+from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.allocators.cuda.allocator import CudaAllocator
-from windtunnel.memory.allocators.cuda.config import cuda_rules
 from windtunnel.memory.allocators.models.initial_state import restore_segments, restored_stream
 from windtunnel.memory.allocators.records import Segment, SegmentBlock
 

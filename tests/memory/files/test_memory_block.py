@@ -16,7 +16,7 @@ from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import RecordingWriter, read_recording, record_events, row_of
 from windtunnel.events.model import Alloc, Free, Op, Signature
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.files.memory_block import COLUMNS, read_memory_block, write_memory_block
 from windtunnel.memory.tape import TapeKind, play, tape_of
 

@@ -16,7 +16,7 @@ from tests.memory.training_run import record_training
 from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, EmptyCache, Free, RecordStream
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.files.snapshot import read_snapshot, write_snapshot
 from windtunnel.memory.tape import TapeKind, play, tape_of
 

@@ -18,13 +18,13 @@ from tests.memory.mindspore_graph.graph_files import (
     write_graph,
 )
 from windtunnel.errors import CorruptFile
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.mindspore_graph.execute_order import order_steps, read_execute_order
 from windtunnel.memory.mindspore_graph.ir_file import read_graph_ir
 from windtunnel.memory.mindspore_graph.liveness import tape_of_program
 from windtunnel.memory.mindspore_graph.program import Step, program_of
 from windtunnel.memory.tape import TapeKind, play
-from windtunnel.memory.what_if.source import open_source
+from windtunnel.memory.what_if.recorded_file import open_source
 
 
 def _requests(tape):

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from windtunnel.probe.config.record import load_config
+from windtunnel.probe.config.merged_config import load_config
 from windtunnel.probe.mindspore.graph.kernels import kernel_settings, statistics_table
 
 

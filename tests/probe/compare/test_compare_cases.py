@@ -12,8 +12,8 @@ from torch import nn
 from tests.commands.warm import run_warm_python
 from tests.probe.compare.planted import LENGTH, WrongKernel, dump
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.pytorch import PrecisionDebugger, seed_all
 
 GELU = "aten.gelu.default"

@@ -14,8 +14,8 @@ import pytest
 from tests.probe.dumps import Call, write_dump
 from windtunnel.errors import WindtunnelError
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.report.json.compare_csv import CsvReport
 from windtunnel.report.page.precision import PrecisionPage
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.pytorch import PrecisionDebugger
 
 WIDTH, INNER, LAYERS = 16, 32, 3

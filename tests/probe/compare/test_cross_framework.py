@@ -13,9 +13,9 @@ from tests.probe.dumps import Call, write_dump
 from windtunnel.errors import WindtunnelError
 from windtunnel.probe.compare.comparison import compare_dumps
 from windtunnel.probe.compare.eager_compiled_order import interleave
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.framework_names import readers
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.probe.files.entry_name import parse_entry_name
 
 RANDOM = np.random.default_rng(1)

@@ -11,10 +11,10 @@ from tests.probe.dumps import Call, write_dump
 from windtunnel.commands.main import main
 from windtunnel.errors import UsageError
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.mapping import Mapping
 from windtunnel.probe.compare.mapping_file import API, CELL, DATA, LAYER, Rule, read_mapping
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 
 RANDOM = np.random.default_rng(2)
 

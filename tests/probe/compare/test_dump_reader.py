@@ -10,9 +10,9 @@ import pytest
 
 from tests.probe.dumps import Call, write_dump
 from windtunnel.errors import CorruptFile, UsageError
-from windtunnel.probe.compare.columns import HAS_SKETCH, NUMBER, TENSOR, TEXT, ColumnBuilder, Vocabulary
-from windtunnel.probe.compare.reader import read_part
-from windtunnel.probe.compare.tree import find_parts, pair_parts
+from windtunnel.probe.compare.step_reader import read_part
+from windtunnel.probe.compare.steps_and_ranks import find_parts, pair_parts
+from windtunnel.probe.compare.value_columns import HAS_SKETCH, NUMBER, TENSOR, TEXT, ColumnBuilder, Vocabulary
 from windtunnel.probe.files import json_stream
 from windtunnel.probe.files.json_stream import EntryStream
 from windtunnel.probe.files.step_folder import StepFolder

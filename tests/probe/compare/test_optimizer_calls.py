@@ -12,8 +12,8 @@ from torch import nn
 
 from tests.probe.probing import make_debugger
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.report.json.compare_csv import CsvReport
 
 WAYS = {"loop": {"foreach": False}, "lists": {"foreach": True}, "one kernel": {"fused": True}}

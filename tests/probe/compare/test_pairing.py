@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probe.dumps import Call, write_dump
-from windtunnel.probe.compare.columns import Vocabulary
 from windtunnel.probe.compare.pairing import match_columns
-from windtunnel.probe.compare.reader import read_part
 from windtunnel.probe.compare.sequence_alignment import align
-from windtunnel.probe.compare.tree import find_parts
+from windtunnel.probe.compare.step_reader import read_part
+from windtunnel.probe.compare.steps_and_ranks import find_parts
+from windtunnel.probe.compare.value_columns import Vocabulary
 from windtunnel.probe.files.entry_name import parse_entry_name
 
 RANDOM = np.random.default_rng(0)

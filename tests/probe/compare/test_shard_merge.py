@@ -7,8 +7,8 @@ import pytest
 
 from tests.probe.dumps import Call, write_dump
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 
 DRAW = np.random.default_rng(1)
 X = DRAW.standard_normal((6, 8)).astype(np.float32)

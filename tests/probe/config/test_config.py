@@ -11,9 +11,9 @@ import pytest
 
 from windtunnel.errors import ProbeConfigError, UsageError
 from windtunnel.probe.config.file import ConfigWatch
-from windtunnel.probe.config.record import load_config
+from windtunnel.probe.config.merged_config import load_config
 from windtunnel.probe.config.slices import Slice, request_slice, tensor_index
-from windtunnel.probe.config.words import KEYS, SECTION_KEYS
+from windtunnel.probe.config.vocabulary import KEYS, SECTION_KEYS
 
 # The file msProbe 26.2 brings along.
 PACKAGED = {

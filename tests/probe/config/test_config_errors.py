@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.errors import ProbeConfigError
 from windtunnel.probe.config.api_list import read_api_list
-from windtunnel.probe.config.record import load_config
+from windtunnel.probe.config.merged_config import load_config
 
 # what stands in the file, and pieces of the sentence
 WRONG_VALUES = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.probe.config.record import ProbeConfig, load_config
+from windtunnel.probe.config.merged_config import ProbeConfig, load_config
 from windtunnel.probe.config.selection import Selection
 
 RUNNER = Path(__file__).parents[1] / "parity" / "msprobe_run.py"

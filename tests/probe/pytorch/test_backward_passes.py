@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.probe.probing import make_debugger, probe, read_dump
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.probe.files.entry_name import EntryName, of_pass, parse_entry_name
 
 X = torch.linspace(-1, 1, 24).view(4, 6)

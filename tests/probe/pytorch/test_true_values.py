@@ -13,8 +13,8 @@ from torch.nn.functional import gelu as gelu_imported_before
 
 from tests.probe.probing import make_debugger, probe, read_dump
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.probe.files.entry_name import parse_entry_name
 
 __all__ = ["judged"]

@@ -7,8 +7,8 @@ import pytest
 from tests.remat.handmade import Tape, chain
 from windtunnel.events.model import Phase
 from windtunnel.remat.advisor.advisor import Advice, Point, advise, choose_budgets, lowest_possible
-from windtunnel.remat.advisor.selective import Problem
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.advisor.solver import Problem
+from windtunnel.remat.evict_and_recompute import Settings
 
 MB = 1 << 20
 BLOCKS = [range(i, i + 3) for i in range(0, 12, 3)]

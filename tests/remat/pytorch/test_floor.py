@@ -12,7 +12,7 @@ import torch
 from benchmarks.dtr.floor import Trained, threshold_for, train
 from benchmarks.dtr.small_models import SMALL_MODELS
 from tests.remat.pytorch.training import CPU, CostByBytes, live_bytes
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.runtime import Runtime
 
 STEPS = 3

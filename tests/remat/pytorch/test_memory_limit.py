@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import windtunnel.dtr as dtr
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.runtime import Runtime
 
 WIDTH, ROWS, LAYERS, STEPS = 128, 1024, 12, 3

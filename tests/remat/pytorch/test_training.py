@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.remat.memory_events import largest_operator, watched
 from tests.remat.models import MODELS, make, state_of
 from tests.remat.pytorch.training import METER, bits, live_bytes, runtime
-from windtunnel.remat.engine import BY_ADDRESS
+from windtunnel.remat.evict_and_recompute import BY_ADDRESS
 from windtunnel.remat.policy import POLICIES
 from windtunnel.remat.pytorch.recipe import LiveValue, generator_state
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tests.remat.memory_events import watched
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.meter import meter_for
 from windtunnel.remat.pytorch.runtime import Runtime
 from windtunnel.remat.statistics import Statistics

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.capture.pytorch.simulated import run_plainly
 from tests.capture.pytorch.simulated import simulate as dry_run
 from windtunnel.devices import find_device
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated.program import Call, read_program
 from windtunnel.remat.simulated.program_costs import ProgramCosts
 from windtunnel.remat.simulated.simulate import floor_bytes, simulate

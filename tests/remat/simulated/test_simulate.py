@@ -8,7 +8,7 @@ import pytest
 from windtunnel.devices import find_device
 from windtunnel.events.model import COLUMNS, CallFlag, Recording, Signature, TensorSpec
 from windtunnel.memory import Allocator
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated import program as p
 from windtunnel.remat.simulated.program_costs import ProgramCosts
 from windtunnel.remat.simulated.simulate import floor_bytes, simulate

@@ -9,7 +9,7 @@ import pytest
 from tests.report.runs import FITTING, LARGE, run_of
 from tests.report.timed import FAST, timed_rank, timed_run
 from windtunnel.memory.attribution import LiveTensors, ModuleShare
-from windtunnel.report.page.advice import checkpoint_first
+from windtunnel.report.page.checkpoint_advice import checkpoint_first
 from windtunnel.report.results.run import failed_rank
 from windtunnel.units import GIB
 

@@ -14,8 +14,8 @@ from windtunnel.memory.attribution import ModuleShare, RoleBytes
 from windtunnel.report.facts import five_facts
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import DeviceResult, UnknownValue, failed_rank, same_as
-from windtunnel.report.results.verdict import verdict
 from windtunnel.units import GIB, MIB, format_bytes
 
 EVIL = "<img src=x onerror=window['taken']=1>"  # without a dot: a module's path is cut at dots

@@ -13,7 +13,7 @@ from tests.report.runs import FITTING, run_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Frame, Free, Mark, Op, Phase, Role, Signature, Step, TensorSpec
 from windtunnel.memory.allocator_map import STATES
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes

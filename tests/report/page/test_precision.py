@@ -13,8 +13,8 @@ from windtunnel import __version__
 from windtunnel.commands.comparison_page import precision_page
 from windtunnel.probe.compare.call_states import call_states
 from windtunnel.probe.compare.comparison import compare_dumps
+from windtunnel.probe.compare.first_divergence import Findings
 from windtunnel.probe.compare.tolerance import Tolerance
-from windtunnel.probe.compare.verdict import Findings
 from windtunnel.report.json.compare import compare_text
 from windtunnel.report.page import precision as compare_page
 from windtunnel.report.page.precision import PrecisionPage

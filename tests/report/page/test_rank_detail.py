@@ -11,7 +11,7 @@ from tests.memory.recorded import detail_of
 from tests.memory.training_run import KIB, record_training
 from tests.report.page.test_columns import read
 from windtunnel.events.model import Recording
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.report.page.rank_detail import detail_document
 
 

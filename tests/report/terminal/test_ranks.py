@@ -14,8 +14,8 @@ from tests.report.runs import FITTING, LARGE, run_of
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.report.json.run import read_report, report_text, write_report
 from windtunnel.report.rank_spans import rank_ranges
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import failed_rank, same_as
-from windtunnel.report.results.verdict import verdict
 from windtunnel.report.terminal.run import show_run
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from windtunnel.memory.peak import Failure
 from windtunnel.memory.tape import make_tape
-from windtunnel.memory.what_if.search import AllocatorChoice, Outcome
-from windtunnel.memory.what_if.source import ReplaySource
+from windtunnel.memory.what_if.other_allocators import AllocatorChoice, Outcome
+from windtunnel.memory.what_if.recorded_file import ReplaySource
 from windtunnel.report.terminal.what_if import WhatIf, answer, best_conf
 from windtunnel.units import GIB
 

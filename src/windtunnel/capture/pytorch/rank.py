@@ -25,7 +25,7 @@ from windtunnel import torch_compatibility
 from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
-from windtunnel.capture.memory_counters import MakeCounters, MemoryCounters
+from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
 from windtunnel.capture.pytorch import processes, saved_tensors, spawn, torch_compile, what_if
 from windtunnel.capture.pytorch.kernels import (
     attention,

@@ -21,7 +21,7 @@ from typing import IO, Any
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Kind, Recording, Role
 from windtunnel.foreign_files import open_file
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, Request, TapeKind, make_tape, play

@@ -16,7 +16,7 @@ from typing import Any, cast
 from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Frame, Role
 from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.allocators.records import Segment, SegmentEvent
 from windtunnel.memory.attribution import ROLE_NAMES, short_op
 from windtunnel.memory.files.snapshot_trace import tape_of_trace

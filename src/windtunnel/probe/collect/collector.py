@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.probe.collect.call_stack import CallStacks
-from windtunnel.probe.config.record import ProbeConfig
+from windtunnel.probe.config.merged_config import ProbeConfig
 from windtunnel.probe.config.selection import Selection
 from windtunnel.probe.files.entry_name import of_pass
 from windtunnel.probe.files.notices import ErrorLog, tell

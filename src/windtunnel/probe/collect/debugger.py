@@ -32,7 +32,7 @@ from windtunnel.probe.collect.token_range import (
     slices_for,
 )
 from windtunnel.probe.config.file import ConfigWatch
-from windtunnel.probe.config.record import ProbeConfig, load_config
+from windtunnel.probe.config.merged_config import ProbeConfig, load_config
 from windtunnel.probe.files.notices import tell
 
 __all__ = ["MODULE_LEVELS", "Debugger", "Part"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, TENSOR
 from windtunnel.probe.compare.comparison import RankComparison
+from windtunnel.probe.compare.first_divergence import find_divergence
 from windtunnel.probe.compare.tolerance import DIFFERENT, EQUAL, ROUNDING
-from windtunnel.probe.compare.verdict import find_divergence
+from windtunnel.probe.compare.value_columns import OUTPUT, TENSOR
 from windtunnel.probe.files.entry_name import BACKWARD, GRADIENT, EntryName, parse_entry_name
 
 __all__ = ["A_ONLY", "BOTH", "B_ONLY", "ONE_SIDED", "PHASES", "UNCOMPARED", "CallStates", "call_states"]

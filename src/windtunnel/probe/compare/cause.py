@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import (
+from windtunnel.probe.compare.comparison import RankComparison
+from windtunnel.probe.compare.relative_errors import SKETCH, VALUES
+from windtunnel.probe.compare.shard_merge import AVERAGED, ODD_RANK, SPLIT, SUMMED, UNKNOWN_SUM, UNLIKE
+from windtunnel.probe.compare.side import Side
+from windtunnel.probe.compare.tolerance import EQUAL
+from windtunnel.probe.compare.value_columns import (
     HAS_SKETCH,
     HAS_STATISTICS,
     NUMBER,
@@ -18,11 +23,6 @@ from windtunnel.probe.compare.columns import (
     TEXT,
     Columns,
 )
-from windtunnel.probe.compare.comparison import RankComparison
-from windtunnel.probe.compare.pair_numbers import SKETCH, VALUES
-from windtunnel.probe.compare.shard_merge import AVERAGED, ODD_RANK, SPLIT, SUMMED, UNKNOWN_SUM, UNLIKE
-from windtunnel.probe.compare.side import Side
-from windtunnel.probe.compare.tolerance import EQUAL
 
 __all__ = ["explain"]
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import UsageError
-from windtunnel.probe.compare.columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.framework_pair import (
     excused,
     is_of_two_frameworks,
@@ -30,15 +29,16 @@ from windtunnel.probe.compare.framework_pair import (
 from windtunnel.probe.compare.mapping import NO_MAPPING, Mapping
 from windtunnel.probe.compare.noise import NO_NOISE, KnownNoise
 from windtunnel.probe.compare.optimizer_calls import NO_OTHER_CALLS, same_weights_by_other_calls
-from windtunnel.probe.compare.pair_numbers import BITS, VALUES, PairNumbers, leave_out, pair_numbers
 from windtunnel.probe.compare.pairing import Match, match_columns
-from windtunnel.probe.compare.reader import DumpData, read_part
+from windtunnel.probe.compare.relative_errors import BITS, VALUES, PairNumbers, leave_out, pair_numbers
 from windtunnel.probe.compare.shard_merge import SPLIT
 from windtunnel.probe.compare.side import Side, elements_of, how_divided, make_side, merge_sides
-from windtunnel.probe.compare.tensor_numbers import TensorNumbers, compare_arrays
+from windtunnel.probe.compare.step_reader import DumpData, read_part
+from windtunnel.probe.compare.steps_and_ranks import DumpPart, PartPair, find_parts, pair_parts
+from windtunnel.probe.compare.tensor_errors import TensorNumbers, compare_arrays
 from windtunnel.probe.compare.tolerance import DIFFERENT, Tolerance, judge
-from windtunnel.probe.compare.tree import DumpPart, PartPair, find_parts, pair_parts
 from windtunnel.probe.compare.uninitialised import leave_out_uninitialised
+from windtunnel.probe.compare.value_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.files.entry_name import BACKWARD, parse_entry_name
 
 __all__ = ["OnProgress", "RankComparison", "compare_dumps"]

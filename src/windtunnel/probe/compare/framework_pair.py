@@ -15,14 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.framework_names import neutral_dtype, neutral_shape, readers
 from windtunnel.probe.compare.framework_words import FRAMEWORKS
 from windtunnel.probe.compare.mapping import Mapping
-from windtunnel.probe.compare.pair_numbers import PairNumbers
 from windtunnel.probe.compare.pairing import Match, Unlike
+from windtunnel.probe.compare.relative_errors import PairNumbers
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import DIFFERENT, type_eps
+from windtunnel.probe.compare.value_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.value_pairs import ValuePairs
 from windtunnel.probe.files.entry_name import EntryName
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, TENSOR, Vocabulary
-from windtunnel.probe.compare.pair_numbers import pair_numbers
 from windtunnel.probe.compare.pairing import Match, value_hashes
+from windtunnel.probe.compare.relative_errors import pair_numbers
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import Tolerance, one_operation
+from windtunnel.probe.compare.value_columns import OUTPUT, TENSOR, Vocabulary
 from windtunnel.probe.files.entry_name import FORWARD, parse_entry_name
 
 __all__ = ["NO_OTHER_CALLS", "OtherCalls", "same_weights_by_other_calls"]

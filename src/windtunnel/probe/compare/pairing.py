@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.framework_names import Reader, neutral_shape
 from windtunnel.probe.compare.sequence_alignment import align
+from windtunnel.probe.compare.value_columns import OUTPUT, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.value_pairs import ValuePairs
 from windtunnel.probe.files.entry_name import EntryName, parse_entry_name
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import (
+from windtunnel.probe.compare.value_columns import (
     HAS_DIGEST,
     HAS_SKETCH,
     SKETCH_NUMBERS,

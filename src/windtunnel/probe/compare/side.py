@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import CorruptFile
-from windtunnel.probe.compare.columns import Columns, Vocabulary
 from windtunnel.probe.compare.eager_compiled_order import interleave
 from windtunnel.probe.compare.pairing import Match
-from windtunnel.probe.compare.reader import DumpData
 from windtunnel.probe.compare.shard_merge import (
     COPIED,
     ODD_RANK,
@@ -27,7 +25,9 @@ from windtunnel.probe.compare.shard_merge import (
     merge_shards,
     unite,
 )
-from windtunnel.probe.compare.tree import EAGER, GRAPH
+from windtunnel.probe.compare.step_reader import DumpData
+from windtunnel.probe.compare.steps_and_ranks import EAGER, GRAPH
+from windtunnel.probe.compare.value_columns import Columns, Vocabulary
 from windtunnel.probe.files.tensor_file import read_tensor
 
 __all__ = ["Side", "elements_of", "how_divided", "make_side", "merge_sides"]

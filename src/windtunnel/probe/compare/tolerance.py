@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, PARAMETER, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.noise import (
     NO_NOISE,
     KnownNoise,
@@ -27,8 +26,9 @@ from windtunnel.probe.compare.noise import (
     negligible_inputs,
     summed_away,
 )
-from windtunnel.probe.compare.pair_numbers import SKETCH, STATISTICS, PairNumbers
 from windtunnel.probe.compare.pairing import Match, value_hashes
+from windtunnel.probe.compare.relative_errors import SKETCH, STATISTICS, PairNumbers
+from windtunnel.probe.compare.value_columns import OUTPUT, PARAMETER, TENSOR, Columns, Vocabulary
 from windtunnel.probe.files.entry_name import GRADIENT, parse_entry_name
 
 __all__ = ["DIFFERENT", "EQUAL", "ROUNDING", "Judgement", "Tolerance", "judge", "one_operation", "type_eps"]

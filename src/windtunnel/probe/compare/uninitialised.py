@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import OUTPUT, Columns, Vocabulary
-from windtunnel.probe.compare.pair_numbers import NOTHING, PairNumbers
 from windtunnel.probe.compare.pairing import Match, value_hashes
+from windtunnel.probe.compare.relative_errors import NOTHING, PairNumbers
+from windtunnel.probe.compare.value_columns import OUTPUT, Columns, Vocabulary
 from windtunnel.probe.files.entry_name import parse_entry_name
 
 __all__ = ["leave_out_uninitialised"]

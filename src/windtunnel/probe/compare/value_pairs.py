@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
-from windtunnel.probe.compare.columns import HAS_STATISTICS, TENSOR, Columns, Vocabulary
 from windtunnel.probe.compare.framework_names import neutral_shape, neutral_suffix
+from windtunnel.probe.compare.value_columns import HAS_STATISTICS, TENSOR, Columns, Vocabulary
 
 __all__ = ["Told", "ValuePairs"]
 

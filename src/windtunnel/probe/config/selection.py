@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from windtunnel.probe.config.api_list import LISTED_PREFIXES
+from windtunnel.probe.config.merged_config import ProbeConfig
 from windtunnel.probe.config.name_patterns import matcher
-from windtunnel.probe.config.record import ProbeConfig
 from windtunnel.probe.config.risk_levels import is_kept, is_kept_in_mindspore
 
 __all__ = ["Selection"]

@@ -19,10 +19,10 @@ from windtunnel.memory import Allocator
 from windtunnel.remat.advisor.account import Plan, Played, play
 from windtunnel.remat.advisor.blocks import Block, find_blocks, in_every_step, name_blocks
 from windtunnel.remat.advisor.checkpointing import CheckpointPlan
-from windtunnel.remat.advisor.selective import Problem, Selection, gap_to, select
-from windtunnel.remat.advisor.selective_model import check_solver
+from windtunnel.remat.advisor.solver import Problem, Selection, gap_to, select
+from windtunnel.remat.advisor.solver_model import check_solver
 from windtunnel.remat.advisor.static_plan import StaticPlan
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated.curve import MARGIN, MakeAllocator
 from windtunnel.remat.simulated.program import Program
 from windtunnel.remat.simulated.program_costs import ProgramCosts

@@ -18,7 +18,7 @@ from weakref import WeakSet, ref
 
 import torch
 
-from windtunnel.remat.engine import Engine, Settings
+from windtunnel.remat.evict_and_recompute import Engine, Settings
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.meter import Meter, meter_for
 from windtunnel.remat.pytorch.recipe import Blank, LiveValue, Recipe, value_of, without_modes

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.backward_retry import BackwardRetry
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.host import LiveHost

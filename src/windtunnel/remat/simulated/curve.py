@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from windtunnel.memory import Allocator
-from windtunnel.remat.engine import Settings
+from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.simulated.outcome import Outcome, OutOfMemory, StepOutcome
 from windtunnel.remat.simulated.program import Program, Save
 from windtunnel.remat.simulated.program_costs import ProgramCosts

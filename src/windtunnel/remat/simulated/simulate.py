@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.events.model import CallFlag
 from windtunnel.memory import Allocator
-from windtunnel.remat.engine import Engine, Settings
+from windtunnel.remat.evict_and_recompute import Engine, Settings
 from windtunnel.remat.rerunnable import (
     is_blank,
     is_fill,

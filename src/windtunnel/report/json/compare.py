@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any
 
-from windtunnel.probe.compare.verdict import Divergence
+from windtunnel.probe.compare.first_divergence import Divergence
 from windtunnel.report.results.compare import JUDGED, CompareResult, headline, rule
 
 __all__ = ["SCHEMA", "compare_document", "compare_text"]

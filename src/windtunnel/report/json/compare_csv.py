@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from windtunnel.probe.compare.columns import NUMBER, TEXT, XOR
 from windtunnel.probe.compare.comparison import RankComparison
-from windtunnel.probe.compare.pair_numbers import BITS, SKETCH, STATISTICS, VALUES
+from windtunnel.probe.compare.relative_errors import BITS, SKETCH, STATISTICS, VALUES
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import DIFFERENT
+from windtunnel.probe.compare.value_columns import NUMBER, TEXT, XOR
 from windtunnel.report.results.compare import JUDGED
 
 __all__ = ["CsvReport"]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.probe.compare.call_states import BOTH, CallStates
-from windtunnel.probe.compare.columns import NUMBER, TEXT
 from windtunnel.probe.compare.comparison import RankComparison
-from windtunnel.probe.compare.pair_numbers import BITS, SKETCH, STATISTICS, VALUES
+from windtunnel.probe.compare.relative_errors import BITS, SKETCH, STATISTICS, VALUES
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import DIFFERENT, EQUAL, ROUNDING
+from windtunnel.probe.compare.value_columns import NUMBER, TEXT
 from windtunnel.report.page.columns import pack
 
 __all__ = ["EVIDENCE_WORDS", "chosen_calls", "packed_texts", "value_columns"]

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.report.json.run import rank_document, run_fields
-from windtunnel.report.page.advice import checkpoint_first
+from windtunnel.report.page.checkpoint_advice import checkpoint_first
 from windtunnel.report.page.columns import pack
 from windtunnel.report.page.web_page import json_bytes
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import RankResult, RunResult
-from windtunnel.report.results.verdict import verdict
 
 __all__ = ["run_document"]
 

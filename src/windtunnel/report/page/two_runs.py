@@ -14,9 +14,9 @@ from windtunnel.memory.peak_difference import Change
 from windtunnel.report.json.run import rank_document
 from windtunnel.report.page.columns import pack
 from windtunnel.report.page.source_lines import lines_at_peak
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import RankResult, RunResult
 from windtunnel.report.results.two_runs import RunDifference, Seconds, run_difference, sentences
-from windtunnel.report.results.verdict import verdict
 
 __all__ = ["comparison_document"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.probe.compare.verdict import Divergence, Findings
+from windtunnel.probe.compare.first_divergence import Divergence, Findings
 
 __all__ = ["JUDGED", "CompareResult", "counts", "headline", "rule", "where"]
 

@@ -124,7 +124,7 @@ class RunResult:
     @property
     def verdict(self) -> str:
         """Whether it fits, in one sentence, and what would make it fit."""
-        from windtunnel.report.results.verdict import verdict  # late: it imports this module
+        from windtunnel.report.results.fit_verdict import verdict  # late: it imports this module
 
         return verdict(self)
 

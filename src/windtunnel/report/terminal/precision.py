@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from windtunnel.probe.compare.first_divergence import Divergence, ItemRow
 from windtunnel.probe.compare.tolerance import DIFFERENT
-from windtunnel.probe.compare.verdict import Divergence, ItemRow
 from windtunnel.report.fitted_table import Cell, FittedTable
 from windtunnel.report.results.compare import JUDGED, CompareResult, counts, headline
 

@@ -22,8 +22,8 @@ from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts
 from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import RankResult, RunResult
-from windtunnel.report.results.verdict import verdict
 from windtunnel.report.terminal.ranks import members_of, ranks_table
 from windtunnel.report.terminal.time import time_parts
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory

@@ -16,8 +16,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.memory.what_if.search import Outcome, find_expandable
-from windtunnel.memory.what_if.source import ReplaySource
+from windtunnel.memory.what_if.other_allocators import Outcome, find_expandable
+from windtunnel.memory.what_if.recorded_file import ReplaySource
 from windtunnel.units import format_bytes
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from windtunnel.capture.memory_counters import MemoryCounters
+from windtunnel.capture.memory_counters_protocol import MemoryCounters
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.tensors.storage import World, world
 from windtunnel.capture.pytorch.torch_api import streams

@@ -2,7 +2,7 @@
 
     alloc ──> round ──> best fit in the free list ──miss──> GC, new segment, release, retry, OOM
           └─> split the block: front to the caller, rest back to the free list
-    free  ──> (wait for streams) ──> CudaState.put_back: merge with free neighbours, free list
+    free  ──> (wait for streams) ──> merge_free.put_back: join free neighbours, free list
 
 One class serves every configuration; what differs is in CudaRules. `alloc`, `free` and `put_back`
 are the hot path (over half a million calls a second), so they are written out flat: attribute loads
@@ -16,11 +16,12 @@ from collections.abc import Hashable
 from operator import index
 
 from windtunnel.memory.allocators.blocks import FREE, IN_USE, SIZE_SHIFT, Block, BlockPool
-from windtunnel.memory.allocators.contract import Allocator, refuse_alloc, refuse_id
+from windtunnel.memory.allocators.cuda.merge_free import put_back
 from windtunnel.memory.allocators.cuda.miss import find_fit, serve_miss, skip_to_alignment
 from windtunnel.memory.allocators.cuda.release import release_cached_blocks
 from windtunnel.memory.allocators.cuda.rules import BLOCK_BYTES, SMALL_BYTES, round_request
 from windtunnel.memory.allocators.cuda.state import CudaState
+from windtunnel.memory.allocators.interface import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocators.records import AllocatorStats, Segment
 from windtunnel.memory.allocators.segments import list_segments
 
@@ -141,7 +142,7 @@ class CudaAllocator(CudaState, Allocator):
         if uses and id in uses:
             self.streams.defer(id, block)
         else:
-            self.put_back(block)
+            put_back(self, block)
 
     def record_stream(self, id: Hashable, stream: int) -> None:
         block = self.live.get(id)

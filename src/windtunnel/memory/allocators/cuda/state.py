@@ -6,14 +6,11 @@ CudaRules ──> CudaState <── read and changed by miss.py, expandable.py, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Hashable
 
 from windtunnel.errors import UsageError
 from windtunnel.memory.allocators.blocks import (
-    FREE,
     IN_USE,
-    SIZE_SHIFT,
     Block,
     BlockPool,
     FreeList,
@@ -91,57 +88,6 @@ class CudaState:
         if pool not in self.private_pools:
             raise UsageError(f"there is no memory pool {pool!r}", hint="add_pool opens one")
         self.dropped_pools.append(pool)
-
-    def put_back(self, block: Block) -> None:
-        """Put a block back in its free list, joined with the free neighbours it has."""
-        self.requested_bytes -= block.requested
-        free_list = block.home
-        keys = free_list.keys
-        blocks = free_list.blocks
-        size = merged_bytes = block.n_bytes
-        split_change = 1
-        prev = block.prev
-        if prev is not None and prev.state == FREE:
-            position = bisect_left(keys, prev.key)
-            del keys[position], blocks[position]
-            block.address = prev.address
-            merged_bytes += prev.n_bytes
-            split_change = 0
-            prev = block.prev = prev.prev
-            if prev is not None:
-                prev.next = block
-        after = block.next
-        if after is not None and after.state == FREE:
-            position = bisect_left(keys, after.key)
-            del keys[position], blocks[position]
-            merged_bytes += after.n_bytes
-            split_change -= 1
-            after = block.next = after.next
-            if after is not None:
-                after.prev = block
-        block.n_bytes = merged_bytes
-        block.state = FREE
-        segment = block.segment
-        tie = block.serial if self.is_tie_serial else block.address + segment.tie_shift
-        key = block.key = (merged_bytes << SIZE_SHIFT) + tie
-        position = bisect_left(keys, key)
-        keys.insert(position, key)
-        blocks.insert(position, block)
-        if self.collects:
-            block.born = free_list.pool.n_searches
-        if segment.is_expandable:
-            return
-        if prev is None and after is None:
-            # The whole segment is free again: none of it counts as split.
-            self.split_bytes -= merged_bytes - size
-            self.num_split += split_change - 1
-        else:
-            self.split_bytes += size
-            self.num_split += split_change
-            if self.split_bytes > self.peak_split_bytes:
-                self.peak_split_bytes = self.split_bytes
-            if self.num_split > self.peak_num_split:
-                self.peak_num_split = self.num_split
 
     def fits_device(self, n_bytes: int) -> bool:
         return self.device_bytes is None or self.reserved_bytes + n_bytes <= self.device_bytes

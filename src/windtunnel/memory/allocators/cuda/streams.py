@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from windtunnel.memory.allocators.blocks import Block
+from windtunnel.memory.allocators.cuda.merge_free import put_back
 
 if TYPE_CHECKING:
     from windtunnel.memory.allocators.cuda.state import CudaState
@@ -67,6 +68,6 @@ class StreamUses:
             if not self.n_streams[block]:
                 del self.pending[block], self.n_streams[block]
                 self.pending_bytes -= block.n_bytes
-                state.put_back(block)
+                put_back(state, block)
         if not queue:
             del self.waiting[stream]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.allocators.cuda.allocator import CudaAllocator
-from windtunnel.memory.allocators.cuda.config import cuda_rules
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.allocators.models.cpu import build_cpu
 from windtunnel.memory.allocators.models.megengine import build_megengine
 from windtunnel.memory.allocators.models.mindspore import build_mindspore

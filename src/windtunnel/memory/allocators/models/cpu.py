@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from windtunnel.errors import PredictedOutOfMemory, UsageError
-from windtunnel.memory.allocators.contract import Allocator, refuse_alloc, refuse_id
+from windtunnel.memory.allocators.interface import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocators.records import AllocatorStats, Segment, SegmentBlock
 from windtunnel.units import format_bytes
 

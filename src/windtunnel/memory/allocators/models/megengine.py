@@ -15,9 +15,9 @@ from operator import index
 from typing import NoReturn
 
 from windtunnel.errors import PredictedOutOfMemory
-from windtunnel.memory.allocators.conf import parse_conf
-from windtunnel.memory.allocators.contract import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocators.cuda.addresses import AddressSpace
+from windtunnel.memory.allocators.interface import Allocator, refuse_alloc, refuse_id
+from windtunnel.memory.allocators.option_text import parse_conf
 from windtunnel.memory.allocators.records import AllocatorStats, Segment, SegmentBlock
 from windtunnel.units import MIB, format_bytes, parse_bytes
 

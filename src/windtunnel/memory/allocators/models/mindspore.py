@@ -15,10 +15,10 @@ from operator import index
 
 from windtunnel.errors import PredictedOutOfMemory
 from windtunnel.memory.allocators.blocks import FREE, Block
-from windtunnel.memory.allocators.conf import parse_conf, read_flag
-from windtunnel.memory.allocators.contract import Allocator, refuse_alloc, refuse_id
+from windtunnel.memory.allocators.interface import Allocator, refuse_alloc, refuse_id
 from windtunnel.memory.allocators.models.mindspore_buffers import BLOCK_ALIGN, BufferPool
 from windtunnel.memory.allocators.models.mindspore_device import CarvedDevice, PagedDevice
+from windtunnel.memory.allocators.option_text import parse_conf, read_flag
 from windtunnel.memory.allocators.records import AllocatorStats, Segment
 from windtunnel.memory.allocators.segments import list_segments
 from windtunnel.units import GIB, MIB, format_bytes, parse_bytes

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.errors import UsageError
-from windtunnel.memory.allocators.conf import parse_conf, read_flag, read_whole, refuse_value
+from windtunnel.memory.allocators.cuda.alloc_conf import PLACEMENT_KEYS, placement_options
 from windtunnel.memory.allocators.cuda.allocator import CudaAllocator
-from windtunnel.memory.allocators.cuda.config import PLACEMENT_KEYS, placement_options
 from windtunnel.memory.allocators.cuda.rules import NEVER, CudaRules
+from windtunnel.memory.allocators.option_text import parse_conf, read_flag, read_whole, refuse_value
 from windtunnel.units import GIB, KIB, MIB
 
 __all__ = ["build_npu", "npu_rules"]

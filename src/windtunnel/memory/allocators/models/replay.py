@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 
 __all__ = ["ALLOC", "EMPTY_CACHE", "FREE", "RECORD_STREAM", "STREAM_DONE", "replay_columns"]
 

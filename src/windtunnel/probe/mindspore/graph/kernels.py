@@ -23,8 +23,8 @@ from mindspore import _c_expression as core
 
 from windtunnel.errors import CorruptFile
 from windtunnel.probe.collect.collector import Collector
+from windtunnel.probe.config.merged_config import ProbeConfig
 from windtunnel.probe.config.number_sets import NumberSet
-from windtunnel.probe.config.record import ProbeConfig
 from windtunnel.probe.files.notices import tell
 from windtunnel.probe.files.tensor_file import read_tensor
 from windtunnel.probe.measure.statistics import Statistics, array_statistics

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import CorruptFile
-from windtunnel.probe.compare.columns import ColumnBuilder, Columns, Vocabulary
-from windtunnel.probe.compare.tree import DumpPart
+from windtunnel.probe.compare.steps_and_ranks import DumpPart
+from windtunnel.probe.compare.value_columns import ColumnBuilder, Columns, Vocabulary
 from windtunnel.probe.files.dump_entries import DumpEntries, read_beside
 from windtunnel.probe.files.journal import journal_entries
 

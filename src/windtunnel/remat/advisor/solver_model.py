@@ -24,7 +24,7 @@ from windtunnel.errors import MissingFramework
 from windtunnel.remat.advisor.static_plan import Choice, can_be_dropped
 
 if TYPE_CHECKING:
-    from windtunnel.remat.advisor.selective import Problem
+    from windtunnel.remat.advisor.solver import Problem
 
 __all__ = ["Solved", "check_solver", "solve"]
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.probe.dumps import Call, write_dump
 from windtunnel.probe.compare.comparison import compare_dumps
-from windtunnel.probe.compare.tensor_numbers import compare_arrays
+from windtunnel.probe.compare.first_divergence import Findings
+from windtunnel.probe.compare.tensor_errors import compare_arrays
 from windtunnel.probe.compare.tolerance import Tolerance, type_eps
-from windtunnel.probe.compare.verdict import Findings
 
 DRAW = np.random.default_rng(3)
 X = DRAW.standard_normal((64, 32)).astype(np.float32)

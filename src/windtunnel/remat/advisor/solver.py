@@ -1,6 +1,6 @@
 """What to drop and what to hold so that a step stays within a budget at the least extra time: solved, then checked.
 
-    Problem ──> mixed-integer program (selective_model) ──HiGHS──> Choice ──> played exactly ──> Selection
+    Problem ──> mixed-integer program (solver_model) ──HiGHS──> Choice ──> played exactly ──> Selection
                      ^────────── moments at which the played peak is still too high ──────────┘
 
 The solver models when each result is saved and needed, that a call is recomputed at most once, and that its results
@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel.remat.advisor.account import Costs, Played, play
 from windtunnel.remat.advisor.lineage import NEVER, Lineage, trace_lineage
-from windtunnel.remat.advisor.selective_model import solve
+from windtunnel.remat.advisor.solver_model import solve
 from windtunnel.remat.advisor.static_plan import Choice, StaticPlan, can_be_dropped, is_passing
 from windtunnel.remat.simulated.program import Program
 

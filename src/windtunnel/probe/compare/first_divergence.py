@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.probe.compare.cause import explain
-from windtunnel.probe.compare.columns import HAS_SKETCH, INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
 from windtunnel.probe.compare.comparison import RankComparison
-from windtunnel.probe.compare.pair_numbers import NOTHING
+from windtunnel.probe.compare.relative_errors import NOTHING
 from windtunnel.probe.compare.side import Side
 from windtunnel.probe.compare.tolerance import DIFFERENT, EQUAL, ROUNDING
+from windtunnel.probe.compare.value_columns import HAS_SKETCH, INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
 
 __all__ = ["Divergence", "Findings", "ItemRow", "find_divergence", "item_rows"]
 

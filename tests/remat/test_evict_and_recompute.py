@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.remat.fake_host import World
 from windtunnel.errors import UsageError
-from windtunnel.remat.engine import BY_ADDRESS
+from windtunnel.remat.evict_and_recompute import BY_ADDRESS
 from windtunnel.remat.policy import POLICIES
 
 # -- when ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.probe.compare.columns import (
+from windtunnel.probe.compare.value_columns import (
     HAS_DIGEST,
     HAS_SKETCH,
     HAS_STATISTICS,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.report.runs import ASCEND, FITTING, LARGE, run_of
 from windtunnel.memory.attribution import RoleBytes
+from windtunnel.report.results.fit_verdict import verdict
 from windtunnel.report.results.run import DeviceResult, Remedy, failed_rank
-from windtunnel.report.results.verdict import verdict
 from windtunnel.units import GIB
 
 

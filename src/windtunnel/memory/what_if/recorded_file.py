@@ -18,7 +18,7 @@ from windtunnel.errors import CorruptFile, UsageError, WindtunnelError
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.events.recording_check import read_foreign_recording
 from windtunnel.foreign_files import parse_json, read_at_most
-from windtunnel.memory.allocators.cuda.config import cuda_rules
+from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.attribution import short_op
 from windtunnel.memory.files.memory_block import read_memory_block, read_names
 from windtunnel.memory.files.replay_folder import find_replay_files, rank_in_path

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.remat.handmade import Tape, chain
 from windtunnel.errors import MissingFramework
-from windtunnel.remat.advisor import selective
+from windtunnel.remat.advisor import solver
 from windtunnel.remat.advisor.account import play
 from windtunnel.remat.advisor.advisor import lowest_possible
 from windtunnel.remat.advisor.blocks import find_blocks
 from windtunnel.remat.advisor.checkpointing import CheckpointPlan
-from windtunnel.remat.advisor.selective import Problem, select
-from windtunnel.remat.advisor.selective_model import check_solver
+from windtunnel.remat.advisor.solver import Problem, select
+from windtunnel.remat.advisor.solver_model import check_solver
 from windtunnel.remat.advisor.static_plan import Choice
 
 LONG = 30.0  # seconds the solver may take; it never does
@@ -49,7 +49,7 @@ def test_what_comes_back_early_is_known_to_be_in_the_way():
 @pytest.mark.parametrize("most_exact", [60, 0])
 def test_neighbours_that_would_come_back_together_are_not_both_dropped(monkeypatch, most_exact):
     """30 and 40 are the cheapest 70 bytes; but 40 needs 30, and with both back its gradient has no room."""
-    monkeypatch.setattr(selective, "_EXACT_UNITS", most_exact)
+    monkeypatch.setattr(solver, "_EXACT_UNITS", most_exact)
     problem = Problem(*chain([20, 30, 40, 40], [6, 2, 3, 3]).program())
     found = select(problem, 111, LONG)
     assert found.choice.dropped == {0, 2}

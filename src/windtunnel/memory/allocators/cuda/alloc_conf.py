@@ -13,8 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import UsageError
-from windtunnel.memory.allocators.conf import parse_conf, read_flag, read_share, read_whole, refuse_value
 from windtunnel.memory.allocators.cuda.rules import NEVER, CudaRules
+from windtunnel.memory.allocators.option_text import (
+    parse_conf,
+    read_flag,
+    read_share,
+    read_whole,
+    refuse_value,
+)
 from windtunnel.units import MIB
 
 __all__ = ["cuda_rules", "placement_options", "torch_version"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import UsageError
-from windtunnel.memory.allocators.contract import Allocator
+from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.peak import Failure, replay_limited
 from windtunnel.memory.tape import AllocationTape, play
 
