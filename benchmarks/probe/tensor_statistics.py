@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from windtunnel.probe.pytorch.eager.statistics import TorchMeter
+from windtunnel.probe.pytorch.eager.tensor_meter import TorchMeter
 
 __all__ = ["main"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.programs import kernel, program, receive, reduce_all, send
-from windtunnel.cluster import equal_ranks
+from windtunnel.cluster import equal_times
 from windtunnel.cluster.timeline_ranks import representatives_of
 
 
@@ -132,7 +132,7 @@ def test_too_many_kinds_are_distinguished_by_messages_only(monkeypatch):
             *([receive(rank - 4, 1)] if rank > 3 else []),
         ]
         programs[rank] = program(rank, steps, each.groups)
-    monkeypatch.setattr(equal_ranks, "MOST_KINDS", 3)
+    monkeypatch.setattr(equal_times, "MOST_KINDS", 3)
     chosen = representatives_of(programs, shown, 12)
     assert [each.rank for each in chosen.ranks] == [0, 3, 4, 7, 8, 11]
     assert all(peer in chosen.image.values() for each in chosen.ranks for peer in each.peers.values())
@@ -141,5 +141,5 @@ def test_too_many_kinds_are_distinguished_by_messages_only(monkeypatch):
 def test_too_many_kinds_are_reported_as_inexact(monkeypatch):
     programs, shown = pipeline(4, 6, slow_replica=2)
     assert representatives_of(programs, shown, 24).is_exact
-    monkeypatch.setattr(equal_ranks, "MOST_KINDS", 2)
+    monkeypatch.setattr(equal_times, "MOST_KINDS", 2)
     assert not representatives_of(programs, shown, 24).is_exact

@@ -9,7 +9,7 @@ from windtunnel.events.file import RecordingWriter, read_recording, record_event
 from windtunnel.events.model import Alloc, Free, Op, Phase, Signature, Step
 from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.files.memory_block import write_memory_block
-from windtunnel.memory.files.snapshot import write_snapshot
+from windtunnel.memory.files.snapshot_writer import write_snapshot
 
 MIB = 1 << 20
 

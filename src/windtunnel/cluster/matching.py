@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from windtunnel.cluster.mesh import Mesh, mesh_of, pattern_of
-from windtunnel.cluster.mismatch_sentences import (
+from windtunnel.cluster.call_differences import (
     CallSequence,
     Difference,
     collective_sentence,
     find_difference,
     message_sentence,
 )
+from windtunnel.cluster.mesh import Mesh, mesh_of, pattern_of
 from windtunnel.cluster.rank_communication import CallOrder, RankCommunication
 
 __all__ = ["Mismatch", "find_mismatches"]

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from windtunnel.cluster.digest import digest_of, peak_bytes_of
+from windtunnel.cluster.equal_work import digest_of, peak_bytes_of
 from windtunnel.cluster.groups import groups_of
 from windtunnel.events.model import Kind, Recording, Signature, TensorSpec
 

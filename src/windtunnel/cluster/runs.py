@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.cluster.program import Lane, LaneKind, StepProgram, Work
+from windtunnel.cluster.lanes import lanes_of
+from windtunnel.cluster.program import Lane, StepProgram, Work
 
 __all__ = ["Call", "ProgramRuns", "Run", "runs_of"]
 
@@ -98,7 +99,7 @@ def runs_of(program: StepProgram) -> ProgramRuns:
     is_first = np.diff(item[kernels], prepend=-1) != 0
     busy, late = _work_and_delay(program, asked, kernels, is_first)
 
-    lanes, stream_lanes, lane = _lanes(program)
+    lanes, stream_lanes, lane = lanes_of(program)
     last = np.flatnonzero(np.append(is_first[1:], True)) if len(kernels) else kernels  # kernel of its run
     ends = {int(item[kernels[k]]): k for k in last.tolist()}
     spans = np.add.reduceat(on_host, starts) if len(starts) else on_host
@@ -169,34 +170,3 @@ def _items(
             found.append(Run(n_runs, int(program.stream[kernels[k]]), span, float(busy[k]), float(late[k])))
         n_runs += 1
     return tuple(found)
-
-
-def _lanes(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np.ndarray]:
-    """The host, the streams, and a lane for each channel (a group, or a peer and direction), in order of first use."""
-    lanes = [Lane(LaneKind.HOST, "program", -1)]
-    lane = np.zeros(len(program), np.int32)
-    is_kernel = program.work == Work.KERNEL
-    streams: dict[int, int] = {}
-    on_streams = (program.work != Work.HOST) & (program.work != Work.STEP)
-    for number in np.unique(program.stream[on_streams]).tolist():
-        if number >= 0:
-            streams[number] = len(lanes)
-            if not program.is_synchronous:
-                lane[is_kernel & (program.stream == number)] = len(lanes)
-            lanes.append(Lane(LaneKind.STREAM, f"stream {number}", number))
-    channels: dict[tuple[int, ...], int] = {}
-    for i in np.flatnonzero(np.isin(program.work, _COMMUNICATION)).tolist():
-        group, work = int(program.group[i]), int(program.work[i])
-        channel = (group,) if work == Work.COLLECTIVE else (group, int(program.peer[i]), work)
-        if channel not in channels:
-            channels[channel] = len(lanes)
-            lanes.append(Lane(LaneKind.COMMUNICATION, _channel_name(program, channel), group))
-        lane[i] = channels[channel]
-    return tuple(lanes), streams, lane
-
-
-def _channel_name(program: StepProgram, channel: tuple[int, ...]) -> str:
-    name = program.group_names[channel[0]] or "group"
-    if len(channel) > 1:
-        name = f"{name} {'to' if channel[2] == Work.SEND else 'from'} rank {channel[1]}"
-    return f"{name} ({len(program.groups[channel[0]])} ranks)"

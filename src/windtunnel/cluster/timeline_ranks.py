@@ -2,7 +2,7 @@
 
     programs of the simulated ranks, representative of each rank ──> Representatives, each with its groups and peers
 
-One rank represents all ranks that pass through the step at the same times; `equal_ranks` finds them. A rank without a
+One rank represents all ranks that pass through the step at the same times; `equal_times.py` finds them. A rank without a
 program of its own gets that of the rank that does the same work, with groups and peers moved to its own place in
 the mesh.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.cluster.equal_ranks import MovedProgram, equal_ranks
+from windtunnel.cluster.equal_times import MovedProgram, equal_ranks
 from windtunnel.cluster.mesh import Mesh, mesh_of, pattern_of
 from windtunnel.cluster.program import StepProgram
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.events.model import Frame, Kind, Phase, Recording, Role
-from windtunnel.memory.roles import NEVER, infer_roles
+from windtunnel.memory.inferred_roles import NEVER, infer_roles
 
 __all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
 

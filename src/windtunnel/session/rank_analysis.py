@@ -25,7 +25,7 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.exit_codes import INTERRUPTED
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
-from windtunnel.memory.files.snapshot import write_snapshot
+from windtunnel.memory.files.snapshot_writer import write_snapshot
 from windtunnel.memory.mindspore_fragments import (
     MANY_STEPS,
     is_too_long_to_repeat,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster.data_shards import n_data_shards, shared_groups
-from windtunnel.cluster.equal_ranks import MOST_KINDS
+from windtunnel.cluster.equal_times import MOST_KINDS
 from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
 from windtunnel.cluster.step_time import RankTime, WorldTime, time_of

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.capture.pytorch.simulated import simulate
 from windtunnel.capture.failure_hints import explain
-from windtunnel.capture.pytorch import program as torch_program
+from windtunnel.capture.pytorch import phases_and_roles as torch_program
 from windtunnel.capture.pytorch.kernels import known_values as torch_values
 from windtunnel.capture.pytorch.tensors import storage as torch_storage
 from windtunnel.events.file import FLUSH_EVERY

@@ -17,7 +17,8 @@ from windtunnel.errors import CorruptFile
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, EmptyCache, Free, RecordStream
 from windtunnel.memory.allocators.interface import Allocator
-from windtunnel.memory.files.snapshot import read_snapshot, write_snapshot
+from windtunnel.memory.files.snapshot_reader import read_snapshot
+from windtunnel.memory.files.snapshot_writer import write_snapshot
 from windtunnel.memory.tape import TapeKind, play, tape_of
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "allocator" / "real"

@@ -31,7 +31,7 @@ from windtunnel.events.model import (
 )
 from windtunnel.memory import Allocator
 from windtunnel.memory.files.memory_block import read_memory_block, write_memory_block
-from windtunnel.memory.files.snapshot import write_snapshot
+from windtunnel.memory.files.snapshot_writer import write_snapshot
 from windtunnel.memory.lifetime import ALIVE, lifetimes_of
 from windtunnel.memory.tape import play, tape_of
 from windtunnel.memory.workspace.rows import WorkspaceTable, with_workspaces

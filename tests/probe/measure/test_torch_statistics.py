@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windtunnel.probe.measure import statistics
 from windtunnel.probe.measure.statistics import Statistics
 from windtunnel.probe.pytorch.eager import memory_cache as torch_memory_cache
-from windtunnel.probe.pytorch.eager import statistics as torch_statistics
+from windtunnel.probe.pytorch.eager import tensor_meter as torch_statistics
 from windtunnel.probe.pytorch.eager.device_statistics import DeviceQueue
-from windtunnel.probe.pytorch.eager.statistics import Measured, TorchMeter
+from windtunnel.probe.pytorch.eager.tensor_meter import Measured, TorchMeter
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]

@@ -30,7 +30,7 @@ X = torch.linspace(-1, 1, 24).view(4, 6)
         ("windtunnel.probe.pytorch.eager.elements.Elements.tensor", "L2"),
         ("windtunnel.probe.pytorch.eager.gradients.Call.ran", "L1"),
         ("windtunnel.probe.pytorch.eager.gradients.Call.finish", "mix"),
-        ("windtunnel.probe.pytorch.eager.statistics.TorchMeter.measure", "mix"),
+        ("windtunnel.probe.pytorch.eager.tensor_meter.TorchMeter.measure", "mix"),
         ("windtunnel.probe.collect.collector.Collector.put", "mix"),
         ("windtunnel.probe.files.step_folder.StepFolder.add_call", "L1"),
         ("windtunnel.probe.collect.collector.Collector.flush", "L0"),

@@ -14,12 +14,12 @@ from typing import Any
 from mindspore import Tensor
 
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
+from windtunnel.capture.mindspore.tracker.user_lines import is_users_file
 
 __all__ = ["UnknownReads"]
 
 _METHODS = ("asnumpy", "item", "tolist", "__int__", "__float__", "__bool__", "__index__", "numpy")
 _OWN_READERS = ("/mindspore/common/parameter.py",)
-_FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
 
 
 class UnknownReads:
@@ -84,7 +84,7 @@ def _user_line() -> str | None:
         file = frame.f_code.co_filename
         if file.endswith(_OWN_READERS):
             return None
-        if not any(part in file for part in _FOREIGN):
+        if is_users_file(file):
             return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back
     return "(no Python line)"

@@ -37,7 +37,7 @@ from windtunnel.capture.pytorch.kernels import (
     registration,
 )
 from windtunnel.capture.pytorch.packages.finder import install_packages
-from windtunnel.capture.pytorch.program import install_program
+from windtunnel.capture.pytorch.phases_and_roles import install_program
 from windtunnel.capture.pytorch.tensors import storage
 from windtunnel.capture.pytorch.torch_api import (
     constructors,

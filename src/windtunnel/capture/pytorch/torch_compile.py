@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.flex_attention import install_flex_attention
-from windtunnel.capture.pytorch.program import compiled_paths, mark_compiled
+from windtunnel.capture.pytorch.phases_and_roles import compiled_paths, mark_compiled
 from windtunnel.capture.recorder import Recorder
 
 __all__ = ["compiled_parts", "install_compile"]

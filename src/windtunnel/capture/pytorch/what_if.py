@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from windtunnel.capture.path_patterns import PathPatterns
 from windtunnel.capture.pytorch.chunked_loss import install_chunked_loss
-from windtunnel.capture.pytorch.program import path_of
+from windtunnel.capture.pytorch.phases_and_roles import path_of
 from windtunnel.capture.recorder import Recorder
 from windtunnel.capture.task import RankTask
 

@@ -40,7 +40,7 @@ from windtunnel.probe.mindspore.pynative.gradients import current_pass
 from windtunnel.probe.mindspore.pynative.kernels import CellPlaces, KernelMode
 from windtunnel.probe.mindspore.pynative.primitives import Primitives
 from windtunnel.probe.mindspore.pynative.reentry import Quiet
-from windtunnel.probe.mindspore.pynative.statistics import MindSporeMeter
+from windtunnel.probe.mindspore.pynative.tensor_meter import MindSporeMeter
 
 __all__ = ["Debugger"]
 

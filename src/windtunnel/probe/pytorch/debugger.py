@@ -34,7 +34,7 @@ from windtunnel.probe.pytorch.eager.kernels import KernelMode, KernelSwitch
 from windtunnel.probe.pytorch.eager.mode_stack import ModeSwitch, hidden, is_on
 from windtunnel.probe.pytorch.eager.modules import ModuleHooks, scripted_note
 from windtunnel.probe.pytorch.eager.optimizers import OptimizerScope
-from windtunnel.probe.pytorch.eager.statistics import TorchMeter
+from windtunnel.probe.pytorch.eager.tensor_meter import TorchMeter
 from windtunnel.probe.pytorch.eager.threads import ThreadModes
 
 __all__ = ["Debugger"]

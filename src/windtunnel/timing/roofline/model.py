@@ -4,7 +4,7 @@
     DeviceProfile ──> peaks ─────────────────┼──> max(compute, memory) + least time of a kernel ──> OpCost
     calibration.toml ──> shares of the peaks ┘
 
-Matrix products are tiled (roofline_matmul), attention is counted in blocks of queries, everything else moves bytes. An
+Matrix products are tiled (matmul.py), attention is counted in blocks of queries, everything else moves bytes. An
 operator of no known class is bounded by its bytes, and its basis says so.
 """
 
@@ -21,15 +21,13 @@ from windtunnel.timing.operators.operator_classes import OpClass, class_of, is_c
 from windtunnel.timing.roofline.calibration import Calibration, calibrated_like, calibration_of
 from windtunnel.timing.roofline.matmul import Rates, product_seconds, products_of
 from windtunnel.timing.roofline.moved_bytes import bytes_moved, bytes_of, is_strided
+from windtunnel.timing.roofline.peaks import fp32_flops, peak_flops
 
 __all__ = ["Roofline", "roofline_of"]
 
 _US = 1e-6
 _QUERY_BLOCK = 128  # rows of scores that one block of an attention kernel makes
 _NARROW_HEAD, _WIDE_HEAD = 64, 128
-_UNKNOWN_FP32_SHARE = 1 / 16  # of the bf16 peak
-_HALVES = {"float16": "fp16_tflops", "bfloat16": "bf16_tflops"}
-_BYTE_WIDE = ("float8", "int8", "uint8")
 _DEPTHWISE = 16  # columns of a group below which tensor cores are not used
 _PLAIN_SHARE = 0.3  # of the fp32 peak, for such convolutions
 
@@ -88,7 +86,7 @@ class Roofline:
     def _compute_seconds(self, signature: Signature, found: OpClass, flops: int) -> float:
         if not flops:
             return 0.0
-        peak = self._peak_flops(signature, found)
+        peak = peak_flops(self.device, signature, found)
         if found in (OpClass.ATTENTION, OpClass.ATTENTION_BACKWARD):
             return self._attention_seconds(signature, found, flops, peak)
         products = products_of(signature)
@@ -99,7 +97,7 @@ class Roofline:
         if found is OpClass.CONVOLUTION:
             seconds /= self.calibration.convolution_share
             if max(product.columns for product in products) < _DEPTHWISE:
-                seconds = min(seconds, flops / (self._fp32_flops() * _PLAIN_SHARE))
+                seconds = min(seconds, flops / (fp32_flops(self.device) * _PLAIN_SHARE))
         return seconds
 
     def _attention_seconds(self, signature: Signature, found: OpClass, flops: int, peak: float) -> float:
@@ -117,24 +115,6 @@ class Roofline:
         blocks = attention.n_heads * ceil(rows / _QUERY_BLOCK)
         waves = ceil(blocks / self.device.multiprocessors)
         return flops / (peak * share) * waves * self.device.multiprocessors / blocks
-
-    def _peak_flops(self, signature: Signature, found: OpClass) -> float:
-        """Operations a second the device could do in this type."""
-        dtype, device = signature.inputs[0].dtype, self.device
-        half = device.bf16_tflops * 1e12
-        if (name := _HALVES.get(dtype)) is not None:
-            return getattr(device, name) * 1e12 or half
-        if dtype.startswith(_BYTE_WIDE):
-            return device.fp8_tflops * 1e12 or 2 * half
-        full = self._fp32_flops()
-        if dtype == "float32":
-            # Convolutions use TF32 from Ampere on unless switched off; matrix products do not unless switched on.
-            is_tf32 = found is OpClass.CONVOLUTION and device.kind == "cuda" and device.capability >= (8, 0)
-            return max(full, device.tf32_tflops * 1e12 or half / 2) if is_tf32 else full
-        return device.fp64_tflops * 1e12 or full / 2
-
-    def _fp32_flops(self) -> float:
-        return self.device.fp32_tflops * 1e12 or self.device.bf16_tflops * 1e12 * _UNKNOWN_FP32_SHARE
 
     # -- memory -----------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.utils import MsDispatchMode
 
 from windtunnel.capture.mindspore.meta.tracker import MetaTracker, Operand, Storage, can_be_viewed
+from windtunnel.capture.mindspore.tracker.user_lines import is_users_file
 from windtunnel.errors import NoToolchain
 
 __all__ = ["Handle", "MetaDevice", "MetaMode", "tensors_in"]
@@ -40,7 +41,6 @@ _VIEWS = {
 _COPY_IF_THEY_MUST = {"Reshape", "FlattenExt"}
 _IN_PLACE = ("Inplace", "Assign")
 _LACKING = re.compile("Not implement exception|device meta|meta device|src:meta|Device meta")
-_FOREIGN = ("/site-packages/mindspore/", "/windtunnel/capture/", "<frozen", "<string>")
 
 
 @dataclass(eq=False)
@@ -229,7 +229,7 @@ class MetaDevice:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
-            if not any(part in file for part in _FOREIGN):
+            if is_users_file(file):
                 lines.insert(0, f"File:{file};Line:{frame.f_lineno};Function:{frame.f_code.co_name}")
                 if not self._wants_all:
                     break

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from windtunnel.capture.mindspore.tracker.files import Block
-from windtunnel.capture.mindspore.tracker.frames import UserFrames
 from windtunnel.capture.mindspore.tracker.graph import TrackedOp
 from windtunnel.capture.mindspore.tracker.groups import ParticipantFinder
 from windtunnel.capture.mindspore.tracker.marks import Mark
@@ -17,6 +16,7 @@ from windtunnel.capture.mindspore.tracker.model_names import ModelNames
 from windtunnel.capture.mindspore.tracker.places import Places, Where
 from windtunnel.capture.mindspore.tracker.program import Allocated, Freed, TrackedProgram
 from windtunnel.capture.mindspore.tracker.scope_names import place_of
+from windtunnel.capture.mindspore.tracker.user_lines import UserFrames
 from windtunnel.capture.mindspore.tracker.words import OWN_TASK, collective_of, is_kernel, requested_bytes
 from windtunnel.events.file import RecordingWriter, row_of
 from windtunnel.events.model import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture.pytorch.kernels.shape_rules import returns_nothing_new, shape_rules
+from windtunnel.capture.pytorch.kernels.shapes_and_strides import returns_nothing_new, shape_rules
 from windtunnel.capture.pytorch.kernels.type_checks import check_types
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import new_tensor, sim_of, world

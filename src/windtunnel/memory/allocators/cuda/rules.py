@@ -3,7 +3,7 @@
     requested bytes ──round_request──> block bytes ──segment_bytes──> bytes requested from the device
     free list of a pool ──split_rule──> when a block that is too large for a request is split
 
-`cuda.config` and `models.npu` fill in a CudaRules; `cuda.allocator` applies it.
+`cuda.alloc_conf` and `models.npu` fill in a CudaRules; `cuda.allocator` applies it.
 """
 
 from __future__ import annotations

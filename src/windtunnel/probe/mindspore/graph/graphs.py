@@ -26,7 +26,7 @@ from windtunnel.probe.mindspore.graph.calls import GraphCalls, WatchedCell
 from windtunnel.probe.mindspore.graph.compilers import BytecodeOff, CompileWatch, has_jit, is_graph_mode
 from windtunnel.probe.mindspore.graph.taps import Place, gradient_hook, set_receiver, tapped_construct
 from windtunnel.probe.mindspore.pynative.cells import named_cells, roots_of
-from windtunnel.probe.mindspore.pynative.statistics import host_array, plain_array
+from windtunnel.probe.mindspore.pynative.tensor_meter import host_array, plain_array
 
 __all__ = ["GraphCode"]
 

@@ -23,7 +23,7 @@ from windtunnel.probe.collect.values import ValueWords
 from windtunnel.probe.config.slices import tensor_index
 from windtunnel.probe.files.tensor_store import TensorStore
 from windtunnel.probe.measure.statistics import Statistics
-from windtunnel.probe.mindspore.pynative.statistics import MindSporeMeter, host_array, plain_array
+from windtunnel.probe.mindspore.pynative.tensor_meter import MindSporeMeter, host_array, plain_array
 
 __all__ = ["WORDS", "Elements", "dtype_name", "tensors_in"]
 

@@ -1,10 +1,6 @@
-"""torch's memory snapshot (`snapshot.pickle`, as pytorch.org/memory_viz shows it), written and read.
+"""Write torch's memory snapshot (`snapshot.pickle`, as pytorch.org/memory_viz shows it).
 
-    recording + Allocator ──> write_snapshot ──> snapshot.pickle
-    snapshot.pickle ──> read_snapshot ──> AllocationTape
-
-A pickle can run any code when it is loaded. A snapshot holds nothing but plain values, and `foreign_pickles` refuses
-every pickle that asks for anything else.
+recording + Allocator ──> write_snapshot ──> snapshot.pickle
 """
 
 from __future__ import annotations
@@ -13,22 +9,18 @@ import pickle
 from pathlib import Path
 from typing import Any, cast
 
-from windtunnel.errors import CorruptFile
 from windtunnel.events.model import Frame, Role
-from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
 from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.allocators.records import Segment, SegmentEvent
 from windtunnel.memory.attribution import ROLE_NAMES, short_op
-from windtunnel.memory.files.snapshot_trace import tape_of_trace
 from windtunnel.memory.lifetime import Lifetimes
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind, play
 
-__all__ = ["load_snapshot", "read_snapshot", "tape_of_snapshot", "write_snapshot"]
+__all__ = ["write_snapshot"]
 
 _STATES = {"active": "active_allocated", "pending_free": "active_pending_free", "inactive": "inactive"}
 _PROTOCOL = 4  # what torch itself writes
-_HINT = "write one with torch.cuda.memory._dump_snapshot"
 
 
 def write_snapshot(path: Path, recorded: RecordedMemory, allocator: Allocator, device: int = 0) -> None:
@@ -51,49 +43,6 @@ def write_snapshot(path: Path, recorded: RecordedMemory, allocator: Allocator, d
     }
     with open(path, "wb") as file:
         pickle.dump(snapshot, file, protocol=_PROTOCOL)
-
-
-def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
-    """Read the trace of one device (the one with the longest trace, if none is named) as a tape."""
-    return tape_of_snapshot(load_snapshot(path), path, device)
-
-
-def tape_of_snapshot(snapshot: dict[str, Any], path: Path, device: int | None = None) -> AllocationTape:
-    """The trace of one device as a tape; `path` is where the snapshot was read.
-
-    A snapshot keeps only the last entries of a long run: what was allocated before them is put in front of
-    the tape in order of address, and the notes of the tape say so. A free counts when it completed, and a run
-    of released segments is an `empty_cache`, because a trace does not show the cause of the release.
-    """
-    traces = snapshot["device_traces"]
-    if device is None:
-        device = max(range(len(traces)), key=lambda d: len(traces[d]), default=0)
-    try:
-        trace = traces[device] if device < len(traces) else []
-        segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
-        return tape_of_trace(trace, segments)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise CorruptFile(f"{path} is not a torch memory snapshot: {type(error).__name__} {error}") from error
-
-
-def load_snapshot(path: Path) -> dict[str, Any]:
-    """The values of a snapshot, of which segments and traces are lists; parts of it may be shared."""
-    try:
-        snapshot = load_pickle_file(path)
-    except FileNotFoundError:
-        raise CorruptFile(f"there is no snapshot at {path}") from None
-    except OSError as error:
-        raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
-    except UnsafePickle as error:
-        raise CorruptFile(f"{path} cannot be read as a memory snapshot: {error}", hint=_HINT) from error
-    if (
-        type(snapshot) is not dict
-        or type(snapshot.get("segments")) is not list
-        or type(traces := snapshot.get("device_traces")) is not list
-        or not all(type(trace) is list for trace in traces)
-    ):
-        raise CorruptFile(f"{path} is a pickle, but not a torch memory snapshot", hint=_HINT)
-    return snapshot
 
 
 class _TraceWriter:

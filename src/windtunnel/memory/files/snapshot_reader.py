@@ -1,26 +1,76 @@
-"""The trace of a torch memory snapshot as a tape, including what was allocated before it began.
+"""Read torch's memory snapshot as a tape, including what was allocated before its trace began.
 
-    trace entries + final segments ──> allocations in place at the start + requests ──> AllocationTape
+    snapshot.pickle ──> load_snapshot ──> trace entries + final segments
+                                              └──> allocations in place at the start + requests ──> AllocationTape
 
-A trace names blocks by address, and addresses are reused; a tape needs an id for each allocation.
+A trace names blocks by address, and addresses are reused; a tape needs an id for each allocation. A pickle can run any
+code when it is loaded. A snapshot holds nothing but plain values, and `foreign_pickles` refuses every pickle that asks
+for anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import CorruptFile
+from windtunnel.foreign_pickles import UnsafePickle, load_pickle_file
 from windtunnel.memory.tape import AllocationTape, Request, TapeKind, make_tape
 
-__all__ = ["tape_of_trace"]
+__all__ = ["load_snapshot", "read_snapshot", "tape_of_snapshot"]
 
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
 _LARGEST = 1 << 50  # a petabyte: no device is larger, so a larger size is damage
+_HINT = "write one with torch.cuda.memory._dump_snapshot"
 
 
-def tape_of_trace(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> AllocationTape:
+def read_snapshot(path: Path, device: int | None = None) -> AllocationTape:
+    """Read the trace of one device (the one with the longest trace, if none is named) as a tape."""
+    return tape_of_snapshot(load_snapshot(path), path, device)
+
+
+def tape_of_snapshot(snapshot: dict[str, Any], path: Path, device: int | None = None) -> AllocationTape:
+    """The trace of one device as a tape; `path` is where the snapshot was read.
+
+    A snapshot keeps only the last entries of a long run: what was allocated before them is put in front of
+    the tape in order of address, and the notes of the tape say so. A free counts when it completed, and a run
+    of released segments is an `empty_cache`, because a trace does not show the cause of the release.
+    """
+    traces = snapshot["device_traces"]
+    if device is None:
+        device = max(range(len(traces)), key=lambda d: len(traces[d]), default=0)
+    try:
+        trace = traces[device] if device < len(traces) else []
+        segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
+        return _tape_of_trace(trace, segments)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise CorruptFile(f"{path} is not a torch memory snapshot: {type(error).__name__} {error}") from error
+
+
+def load_snapshot(path: Path) -> dict[str, Any]:
+    """The values of a snapshot, of which segments and traces are lists; parts of it may be shared."""
+    try:
+        snapshot = load_pickle_file(path)
+    except FileNotFoundError:
+        raise CorruptFile(f"there is no snapshot at {path}") from None
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path}: {error.strerror or error}") from error
+    except UnsafePickle as error:
+        raise CorruptFile(f"{path} cannot be read as a memory snapshot: {error}", hint=_HINT) from error
+    if (
+        type(snapshot) is not dict
+        or type(snapshot.get("segments")) is not list
+        or type(traces := snapshot.get("device_traces")) is not list
+        or not all(type(trace) is list for trace in traces)
+    ):
+        raise CorruptFile(f"{path} is a pickle, but not a torch memory snapshot", hint=_HINT)
+    return snapshot
+
+
+def _tape_of_trace(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> AllocationTape:
     """Turn one device's trace into a tape; `segments` is the allocator's state after its last entry."""
     reader = _Reader()
     for index, entry in enumerate(trace):
