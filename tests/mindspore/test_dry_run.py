@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.commands.cli import PATIENCE_S
+from tests.commands.warm import run_warm
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Free, Kind, Phase, Recording
 
@@ -89,11 +91,16 @@ class Ran:
         return read_recording(self.folder / f"rank{rank}" / "recording.arrows")
 
 
-def windtunnel(folder: Path, *arguments: object) -> Ran:
-    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--out", folder / "out", *arguments]
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=900, errors="replace"
-    )
+def windtunnel(folder: Path, *arguments: object, is_fresh: bool = False) -> Ran:
+    """`windtunnel run`, in a fork of the warm interpreter; or in processes that import everything as a user's do."""
+    words = list(map(str, ["run", "--out", folder / "out", *arguments]))
+    if is_fresh:
+        command = [sys.executable, "-m", "windtunnel.commands.main", *words]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, errors="replace"
+        )
+    else:
+        done = run_warm(words, folder, dict(os.environ), PATIENCE_S)
     return Ran(done.returncode, done.stdout + done.stderr, folder / "out")
 
 
@@ -309,7 +316,7 @@ def test_a_strategy_that_does_not_fit_the_cards_fails_in_a_sentence(tmp_path):
 
 def test_ranks_whose_calls_do_not_meet_are_found(tmp_path):
     (tmp_path / "train.py").write_text(MISMATCH)
-    ran = windtunnel(tmp_path, "--world-size", 2, "train.py")
+    ran = windtunnel(tmp_path, "--world-size", 2, "train.py", is_fresh=True)
     assert ran.code == 3, ran.text
     (mismatch,) = ran.report["mismatches"]
     text = json.dumps(mismatch)
