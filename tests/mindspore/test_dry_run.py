@@ -265,15 +265,18 @@ def test_an_interrupted_script_leaves_what_it_did_before(tmp_path):
 # -- graphs and worlds -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def semi_auto(tmp_path_factory) -> Ran:
+@pytest.fixture(scope="module", params=[(4, 2), pytest.param((8, 4), marks=pytest.mark.thorough)])
+def semi_auto(request, tmp_path_factory) -> Ran:
+    """Two parts of the batch, and weights over two cards or four."""
+    n_cards, tp = request.param
     folder = tmp_path_factory.mktemp("semi_auto")
-    return windtunnel(folder, "--world-size", 8, "--ranks", "all", EXAMPLES / "semi_auto.py")
+    options = ("--world-size", n_cards, "--ranks", "all")
+    return windtunnel(folder, *options, EXAMPLES / "semi_auto.py", "--tp", tp)
 
 
-def test_a_semi_automatic_graph_on_8_cards_has_mindspore_s_own_figures_on_each(semi_auto):
+def test_a_semi_automatic_graph_has_mindspore_s_own_figures_on_each_card(semi_auto):
     assert semi_auto.code == 0, semi_auto.text
-    assert_as_mindspore_says(semi_auto, 8)
+    assert_as_mindspore_says(semi_auto, semi_auto.report["world_size"])
     assert semi_auto.report["mismatches"] == []
     assert {rank["steps"] for rank in semi_auto.report["ranks"]} == {3}
 
