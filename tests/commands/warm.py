@@ -1,4 +1,4 @@
-"""Processes without the seconds of importing: forked from an interpreter that has imported torch and windtunnel.
+"""Processes without the seconds of importing: forked from an interpreter that has imported windtunnel and its framework.
 
     run_warm(arguments, cwd, env) ──> the warm interpreter ──> fork ──> main() ──> CompletedProcess
                                             └──> fork ──> the fork server that this command line asks for
@@ -8,12 +8,16 @@ A fork is as good as a fresh interpreter because nothing but the loop below runs
 of pytest has a warm interpreter of its own, started with its first command line. What depends on how an interpreter
 starts (its encoding, its warnings, a module that is missing, what is not imported) is tested in a process of its own:
 see `cli.windtunnel`.
+
+MindSpore is imported where it is installed instead of torch. That is enough for programs on the CPU; a script of a dry run
+still has an interpreter of its own, because MindSpore's Ascend plugin reads its environment when it is imported.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +35,8 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+
+from windtunnel.frameworks import is_installed
 
 __all__ = [
     "WARM_SUBPROCESS",
@@ -225,12 +231,16 @@ def serve(address, ready):
 def _import_everything():
     import matplotlib.pyplot  # noqa: F401
 
-    from windtunnel.capture.pytorch.preload import preload
     from windtunnel.commands import compare, devices, recover, remat, replay, run, view
     from windtunnel.session import fork_server_program, time_stage
 
     assert all((compare, devices, recover, remat, replay, run, view, fork_server_program, time_stage))
-    preload(is_for_many=True)
+    if is_installed("torch"):
+        from windtunnel.capture.pytorch.preload import preload
+
+        preload(is_for_many=True)
+    else:
+        import mindspore  # noqa: F401
 
 
 def _read(connection):
@@ -263,6 +273,8 @@ def _be_child(request, fds, address, ends):
     except BaseException:
         traceback.print_exc()
     finally:
+        if "mindspore" in sys.modules:  # which writes files when Python ends
+            ctypes.pythonapi.Py_Exit(code)
         with contextlib.suppress(BaseException):
             threading._shutdown()
             atexit._run_exitfuncs()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.cli import PATIENCE_S
+from tests.commands.warm import run_warm
 from windtunnel.frameworks import is_installed
 from windtunnel.session.launchers import msrun
 from windtunnel.session.launchers.options import own_options
@@ -52,13 +54,16 @@ grep -c "Actual peak memory usage (with fragments)" msrun_log/worker_1.log
 FIGURES = ("rank", "status", "steps", "peak_bytes", "peak_with_fragments_bytes", "at_peak_bytes")
 
 
-def start(folder, *words):
+def start(folder, *words, is_fresh=False):
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("MS_", "RANK", "DEVICE_ID"))
     }
+    words = ["run", "--no-html", "--force", *words]
+    if not is_fresh:
+        return run_warm(words, folder, kept, PATIENCE_S)
     return subprocess.run(
-        [sys.executable, "-m", "windtunnel", "run", "--no-html", "--force", *words], cwd=folder, env=kept,
-        capture_output=True, text=True, timeout=900, check=False,
+        [sys.executable, "-m", "windtunnel", *words], cwd=folder, env=kept,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 
@@ -92,7 +97,7 @@ MSRUN = "msrun --worker_num 2 --local_worker_num 2 --master_port 8118 --log_dir 
 
 @pytest.mark.parametrize("words", [MSRUN, "bash job.sh"])
 def test_msrun_has_the_figures_of_world_size(here, known, words):
-    done = start(here, *words.split())
+    done = start(here, *words.split(), is_fresh="bash" in words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert figures(here) == known
     log = (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()
@@ -103,7 +108,9 @@ def test_msrun_has_the_figures_of_world_size(here, known, words):
         assert "SEEN 0 2 --lr 1 0 2 0 2 1" in done.stdout
         assert "1" in done.stdout.splitlines()  # what grep counted in the log of a worker
     assert not (here / "msrun_log").exists()
+    (here / "train.py").write_text("print('again')\n")
     assert start(here, *words.split()).returncode == 0  # --force replaces the links too
+    assert "again" in (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()
 
 
 def test_our_table_of_msrun_agrees_with_its_parser():
@@ -126,6 +133,6 @@ def test_an_environment_with_only_mindspore_does_not_ask_for_torch(here):
         ["--framework", "mindspore", "plain.py"],
         ["-m", "pytest", "-q", "test_it.py"],
     ):
-        done = start(here, "--level", "0", *words)
+        done = start(here, "--level", "0", *words, is_fresh=words == ["plain.py"])
         assert done.returncode == 0, done.stdout + done.stderr
         assert "torch" not in done.stdout + done.stderr

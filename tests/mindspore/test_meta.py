@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands.cli import PATIENCE_S
+from tests.commands.warm import run_warm
 from windtunnel.capture.mindspore import rank as mindspore_rank
 from windtunnel.capture.mindspore.meta import rank as mindspore_meta
 from windtunnel.capture.mindspore.meta.gradients import GradientRule, rule_of
@@ -166,10 +166,8 @@ def test_without_a_compiler_the_command_says_so_and_gives_every_rank_its_place(t
     script = tmp_path / "train.py"
     script.write_text(LAYER)
     hidden = {"CXX": "/nonexistent/c++", "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "1000"}
-    command = [sys.executable, "-m", "windtunnel.commands.main", "run", "--world-size", "4", "--ranks", "3"]
-    done = subprocess.run(
-        [*command, "--out", tmp_path / "out", script], env=os.environ | hidden, capture_output=True, text=True
-    )
+    words = ["run", "--world-size", "4", "--ranks", "3", "--out", tmp_path / "out", script]
+    done = run_warm([*map(str, words)], tmp_path, os.environ | hidden, PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert "no C++ compiler was found" in said

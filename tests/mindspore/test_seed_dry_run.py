@@ -9,10 +9,11 @@ import csv
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.commands.cli import PATIENCE_S
+from tests.commands.warm import run_warm
 
 SCRIPT = """
 import os
@@ -45,18 +46,8 @@ FACTS = (
 
 def _run(folder, script, *arguments, **variables):
     (folder / "train.py").write_text(script)
-    command = [
-        sys.executable,
-        "-m",
-        "windtunnel.commands.main",
-        "run",
-        "--out",
-        "out",
-        *arguments,
-        "train.py",
-    ]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=900
+    return run_warm(
+        ["run", "--out", "out", *arguments, "train.py"], folder, os.environ | variables, PATIENCE_S
     )
 
 

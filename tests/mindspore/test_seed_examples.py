@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mindspore as ms
@@ -18,6 +16,7 @@ import pytest
 from mindspore import Tensor, mint, nn, ops
 from mindspore.train import Model
 
+from tests.commands.warm import run_warm_python
 from tests.mindspore.probe.probing import Dump
 from tests.mindspore.seed_programs import (
     LABELS,
@@ -282,7 +281,7 @@ def test_l2_in_both_modes_with_and_without_the_high_level_api():
 def _run_file(program: str) -> str:
     """In a process of its own: MindSpore reads what to dump once, and compiles only what is in a file."""
     Path("program.py").write_text(program)
-    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True)
+    done = run_warm_python(["program.py"], cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     return done.stderr
 

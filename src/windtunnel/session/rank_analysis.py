@@ -158,8 +158,8 @@ def measure_again(request: RunRequest, rank: int, recorded: RecordedMemory) -> R
 def draw_pictures(folder: Path, result: RankResult, device: DeviceResult) -> tuple[str, ...]:
     """Draw a rank's memory over time; returns notes."""
     try:
-        for name in ("memory.png", "memory.svg") if result.peak_bytes else ():
-            draw_picture(folder / name, result, device)
+        if result.peak_bytes:
+            draw_picture(folder / "memory.png", result, device, folder / "memory.svg")
     except MissingFramework as error:
         return (f"no picture was drawn: {error}",)
     except OSError as error:

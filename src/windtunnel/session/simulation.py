@@ -162,7 +162,7 @@ def _start_workers(
     events: Events = Events()
     is_local = isolation is not None
     n_ranks = request.world_size if request.ranks is None else len(request.ranks)
-    # Each rank imports MindSpore itself: its libraries do not survive a fork.
+    # Each rank imports MindSpore itself: the import reads DEVICE_ID and MS_ALLOC_CONF, which are those of one rank.
     fork_server = ForkServer(n_ranks if is_local and request.framework == "torch" else 0, isolation=isolation)
     closing.callback(fork_server.close)
     executor: Executor

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.commands.warm import run_warm_python
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -55,15 +51,6 @@ print("every error came through")
 
 
 def test_an_error_in_the_background_reaches_the_program(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        timeout=900,
-        check=False,
-    )
+    run = run_warm_python(["-c", PROGRAM, tmp_path])
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.strip().endswith("every error came through")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.commands.warm import run_warm_python
 from tests.mindspore.probe.probing import make_debugger
 from windtunnel.commands.main import main
 
@@ -39,10 +38,8 @@ def trainings(tmp_path_factory):
     program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     for name, more, code in (("killed", [], -9), ("whole", ["on"], 0)):
-        done = subprocess.run(
-            [sys.executable, program, folder / name, *more], capture_output=True, check=False
-        )
-        assert done.returncode == code, done.stderr.decode()[-2000:]
+        done = run_warm_python([program, folder / name, *more])
+        assert done.returncode == code, done.stderr[-2000:]
     return folder / "killed", folder / "whole"
 
 

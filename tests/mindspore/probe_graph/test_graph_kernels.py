@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from tests.commands.warm import run_warm_python
 from windtunnel.probe.config.merged_config import load_config
 from windtunnel.probe.mindspore.graph.kernels import kernel_settings, statistics_table
 
@@ -102,12 +101,7 @@ for number in range(3):
 @pytest.mark.parametrize("task", ["tensor", "statistics"])
 def test_mindspore_dumps_kernels_of_the_wanted_steps_on_a_cpu(tmp_path, task):
     config = _config(tmp_path, task=task, step=[11, 12])
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(config.config_path)],
-        check=True,
-        capture_output=True,
-        cwd=tmp_path,
-    )
+    run_warm_python(["-c", PROGRAM, config.config_path], cwd=tmp_path).check_returncode()
     dump = tmp_path / "dump"
     assert json.loads((dump / "kernel_kbyk_dump.json").read_text(encoding="utf-8"))
     (net,) = dump.glob("rank_0/Net/*")

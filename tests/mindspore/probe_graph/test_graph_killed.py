@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import numpy as np
 
+from tests.commands.warm import run_warm_python
 from tests.mindspore.probe_graph.networks import Dump
 from windtunnel.probe.files.recover import recover_folder
 
@@ -43,8 +42,8 @@ for values in ((-1.0,), (-2.0, 1.0)):
 def test_what_ran_before_the_kill_is_there(tmp_path):
     program, dump_path = tmp_path / "program.py", tmp_path / "dump"
     program.write_text(PROGRAM, encoding="utf-8")  # MindSpore reads the source of what it compiles
-    done = subprocess.run([sys.executable, program, dump_path], capture_output=True, cwd=tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    done = run_warm_python([program, dump_path], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert len(Dump(dump_path, 0).entries) == 3
     recover_folder(Dump(dump_path, 1).path)
     dump = Dump(dump_path, 1)

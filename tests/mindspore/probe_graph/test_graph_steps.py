@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.commands.warm import run_warm_python
 
 PROGRAM = """
 import json, os, sys
@@ -68,9 +68,7 @@ def _dump(folder: Path, mode: str, kind: str, own: str = "", **settings: object)
     native = {"common_dump_settings": common, "e2e_dump_settings": {"enable": True, "trans_flag": True}}
     (folder / "own.json").write_text(json.dumps(native))
     (folder / "program.py").write_text(PROGRAM)
-    subprocess.run(
-        [sys.executable, "program.py", mode, kind, own], cwd=folder, check=True, capture_output=True
-    )
+    run_warm_python(["program.py", mode, kind, own], cwd=folder).check_returncode()
     found: dict[str, list[str]] = {}
     for path in sorted(dump.glob("rank_0/Net/*/*/*.npy")):
         name = re.sub(r"\.\d+(?=\.(input|output)\.)", "", path.name)

@@ -16,8 +16,7 @@ from windtunnel.report.results.run import same_as
 @pytest.mark.parametrize("rank", [FITTING, LARGE])
 def test_a_picture_is_drawn_as_png_and_svg(tmp_path, rank):
     pytest.importorskip("matplotlib")
-    draw_picture(tmp_path / "memory.png", rank, A100)
-    draw_picture(tmp_path / "memory.svg", rank, A100)
+    draw_picture(tmp_path / "memory.png", rank, A100, tmp_path / "memory.svg")
     assert (tmp_path / "memory.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "memory.svg").read_text()
     for words in ("usable 79.00 GiB", "activations", "step 2 backward, layers.13.mlp, aten.mm"):

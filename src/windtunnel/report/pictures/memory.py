@@ -35,8 +35,8 @@ _COLOURS = {
 _INK, _FAINT = "#222222", "#8A8A8A"
 
 
-def draw_picture(path: Path, rank: RankResult, device: DeviceResult) -> None:
-    """Draw one rank; the suffix of `path` sets the format."""
+def draw_picture(path: Path, rank: RankResult, device: DeviceResult, *more: Path) -> None:
+    """Draw one rank; the suffix of `path` sets the format. `more` get the same picture in other formats."""
     figure_class, plain_style = open_matplotlib()
     if rank.timeline is None or len(rank.timeline) == 0:
         raise UsageError(f"rank {rank.rank} has no memory over time to draw", hint="draw its representative")
@@ -49,10 +49,13 @@ def draw_picture(path: Path, rank: RankResult, device: DeviceResult) -> None:
         _draw_peak(axes, rank, unit)
         _draw_steps(axes, rank.timeline)
         _dress(axes, rank, device, unit_name)
-        try:
-            figure.savefig(path)
-        except ValueError as error:
-            raise UsageError(f"cannot draw {path}: {error}", hint="name it .png or .svg") from error
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # or each format would be laid out again, by drawing it once more
+        for file in (path, *more):
+            try:
+                figure.savefig(file)
+            except ValueError as error:
+                raise UsageError(f"cannot draw {file}: {error}", hint="name it .png or .svg") from error
 
 
 def open_matplotlib() -> tuple[Any, Any]:
