@@ -102,8 +102,16 @@ def test_msrun_has_the_figures_of_world_size(here, known, words):
     if "bash" in words:
         assert "SEEN 0 2 --lr 1 0 2 0 2 1" in done.stdout
         assert "1" in done.stdout.splitlines()  # what grep counted in the log of a worker
-    assert not (here / "msrun_log").exists()
+    assert (here / "msrun_log" / "worker_1.log").read_text() == log  # where msrun puts it
+    assert "msrun_log/worker_0.log is the log of the worker" in done.stdout
     assert start(here, *words.split()).returncode == 0  # --force replaces the links too
+    logs = [str(path) for path in sorted((here / "msrun_log").iterdir())]
+    replayed = subprocess.run(
+        [sys.executable, "-m", "windtunnel", "replay", "--device", "ascend-910b-64gb", *logs],
+        cwd=here, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert [name in replayed.stdout for name in ("worker_0.log", "worker_1.log")] == [True, True]
 
 
 def test_our_table_of_msrun_agrees_with_its_parser():

@@ -22,6 +22,7 @@ from mindspore.profiler.profiler_interface import ProfilerInterface
 
 from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
+from windtunnel.capture.mindspore.largest_shapes import install_largest_shapes
 from windtunnel.capture.mindspore.objects import install_objects
 from windtunnel.capture.mindspore.script import (
     CalledOsExit,
@@ -53,6 +54,7 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    install_largest_shapes(reads.count)
     profiled = _profiler_folders()
     snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
