@@ -111,7 +111,7 @@ def test_msrun_has_the_figures_of_world_size(here, known, words):
         cwd=here, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert [name in replayed.stdout for name in ("worker_0.log", "worker_1.log")] == [True, True]
+    assert "MindSpore logs: 2 ranks" in replayed.stdout
 
 
 def test_our_table_of_msrun_agrees_with_its_parser():
