@@ -2,7 +2,8 @@
 
     RankTask ──> instruments in place ──> the user's script ──> marks.jsonl; at exit MindSpore writes its tracker's files
 
-MindSpore itself simulates the device (MS_SIMULATION_LEVEL); the code here only observes.
+MindSpore itself simulates the device (MS_SIMULATION_LEVEL); the code here only observes, and gives a size to operators
+whose size MindSpore's dry run cannot know.
 """
 
 from __future__ import annotations
