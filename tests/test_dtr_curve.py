@@ -37,8 +37,8 @@ def test_time_falls_up_to_the_fastest_threshold(curve):
 def test_peaks_are_about_8_and_then_near_the_card(curve):
     usable = find_device(DEVICE).usable_bytes
     assert curve[2].peak_reserved_bytes > curve[3].peak_reserved_bytes
-    assert all(7 * GIB < curve[gb].peak_reserved_bytes < 10 * GIB for gb in (2, 3, 4, 5))
-    assert all(curve[gb].peak_reserved_bytes > 0.85 * usable for gb in (6, 7, 8, 9) if curve[gb].fits)
+    assert all(8 * GIB < curve[gb].peak_reserved_bytes < 9 * GIB for gb in (3, 4, 5))
+    assert all(curve[gb].peak_reserved_bytes > 0.93 * usable for gb in (6, 7, 8, 9))
 
 
 def test_our_own_runtime_needs_less_time_at_every_threshold_both_can_hold(folder, curve):

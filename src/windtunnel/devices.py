@@ -85,7 +85,7 @@ def _built_in() -> dict[str, dict[str, Any]]:
 
 
 def find_device(text: str) -> DeviceProfile:
-    """Read `NAME`, `NAME:mem=40GiB,bandwidth=3000` or the path of a TOML file with the same fields."""
+    """Read `NAME`, `NAME:mem=40GiB,usable=38GiB,bandwidth=3000` or the path of a TOML file with the same fields."""
     if text.endswith(".toml"):
         return _from_file(Path(text))
     name, _, overrides = text.partition(":")
@@ -100,11 +100,20 @@ def _with_override(device: DeviceProfile, part: str, text: str) -> DeviceProfile
     key = _SHORT_KEYS.get(key, key)
     if key == "mem" and equals:
         n_bytes = parse_bytes(value, device.memory_bytes)
-        return replace(device, memory_bytes=n_bytes, usable_bytes=_usable(n_bytes, device.kind))
+        reserved = device.memory_bytes - device.usable_bytes  # what the framework leaves of this device
+        return replace(device, memory_bytes=n_bytes, usable_bytes=max(n_bytes - reserved, 0))
+    if key == "usable" and equals:
+        n_bytes = parse_bytes(value, device.memory_bytes)
+        if n_bytes > device.memory_bytes:
+            raise UsageError(
+                f"usable={value} in --device {text} is more than the device's memory",
+                hint="write mem=… before it, or a smaller number",
+            )
+        return replace(device, usable_bytes=n_bytes)
     if key not in _NUMBERS or not equals:
         raise UsageError(
             f"cannot read {part!r} in --device {text}",
-            hint=f"write NAME:mem=40GiB,KEY=NUMBER with keys {', '.join(sorted(_NUMBERS))}",
+            hint=f"write NAME:mem=40GiB,usable=38GiB,KEY=NUMBER with keys {', '.join(sorted(_NUMBERS))}",
         )
     try:
         number = float(value)

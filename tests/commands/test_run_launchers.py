@@ -135,6 +135,7 @@ def test_msrun_of_a_torch_script_has_the_figures_of_world_size_and_its_logs(here
         assert found == known
     assert seen(here) == ["1", "2", "None", "8118", "None", "None"]
     log = (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()
+    assert (here / "logs" / "msrun_log" / "worker_1.log").read_text() == log
     assert "SEEN 1 2" in log
     assert "Actual peak memory usage (with fragments): 2M" in log
 
@@ -154,7 +155,7 @@ def test_accelerate_launch_has_the_figures_of_world_size(here, known):
 
 
 def test_a_shell_script_runs_until_its_launcher_and_on(here, known):
-    before = sorted(path.name for path in here.iterdir())
+    before = {path.name for path in here.iterdir()}
     done, found = run(here, "bash", "job.sh", options=("--nproc-per-node", 2))
     assert found == known
     assert seen(here) == ["1", "2", "None", "12345", "yes", "None"]
@@ -169,7 +170,7 @@ def test_a_shell_script_runs_until_its_launcher_and_on(here, known):
         == "not simulated, because bash job.sh starts them after the first: torchrun --nproc-per-node 4 copy.py"
     )
     if report["files"]["protection"] == "layer":
-        assert sorted(path.name for path in here.iterdir()) == sorted([*before, "windtunnel-out"])
+        assert {path.name for path in here.iterdir()} == {*before, "windtunnel-out"}
         assert {Path(change["path"]).name for change in report["files"]["changes"]} >= {"copy.py", "x.log"}
     assert "windtunnel run --advise --force --device a100-80gb --nproc-per-node 2 bash job.sh" in done.stdout
 

@@ -107,7 +107,15 @@ def test_msrun_has_the_figures_of_world_size(here, known, words):
     if "bash" in words:
         assert "SEEN 0 2 --lr 1 0 2 0 2 1" in done.stdout
         assert "1" in done.stdout.splitlines()  # what grep counted in the log of a worker
-    assert not (here / "msrun_log").exists()
+    assert (here / "msrun_log" / "worker_1.log").read_text() == log  # where msrun puts it
+    assert "msrun_log/worker_0.log is the log of the worker" in done.stdout
+    logs = [str(path) for path in sorted((here / "msrun_log").iterdir())]
+    replayed = subprocess.run(
+        [sys.executable, "-m", "windtunnel", "replay", "--device", "ascend-910b-64gb", *logs],
+        cwd=here, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "MindSpore logs: 2 ranks" in replayed.stdout
     (here / "train.py").write_text("print('again')\n")
     assert start(here, *words.split()).returncode == 0  # --force replaces the links too
     assert "again" in (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()

@@ -281,19 +281,56 @@ debugger.step()
 """
 
 
+STATIC_RANKS = """
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from windtunnel.mindspore import PrecisionDebugger
+ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+debugger = PrecisionDebugger(config_path="./config.json")
+debugger.start()
+from mindspore.communication import get_rank, init
+init()
+class Network(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Dense(2, 2, weight_init="ones", bias_init="zeros")
+        self.reduce = ops.AllReduce()
+    def construct(self, x):
+        return self.reduce(self.fc(x))
+Network()(Tensor(np.full((1, 2), get_rank() + 1, np.float32)))
+debugger.stop()
+debugger.step()
+"""
+
+
+@pytest.mark.thorough
+def test_in_static_graphs_start_comes_before_init():
+    """Under msrun: each rank's kernels are in the folder of the rank that it gets later."""
+    config(level="L2", task="tensor")
+    _two_ranks(STATIC_RANKS)
+    for rank in (0, 1):
+        folder = Path(f"dump_path/rank_{rank}/Net/0/0")
+        (sent,) = folder.glob("AllReduce.*.input.0.*.npy")
+        (arrived,) = folder.glob("AllReduce.*.output.0.*.npy")
+        np.testing.assert_array_equal(np.load(sent), np.full((1, 2), 2.0 * (rank + 1)))
+        np.testing.assert_array_equal(np.load(arrived), np.full((1, 2), 6.0))
+
+
+def test_in_static_graphs_arguments_do_without_a_file():
+    ms.set_context(mode=ms.GRAPH_MODE)
+    debugger = PrecisionDebugger(dump_path="./dump_path", task="tensor", level="L0")
+    model = Network()
+    debugger.start(model)
+    ms.grad(model)(Tensor(X[0]))
+    debugger.step()
+    np.testing.assert_array_equal(file_of(dump_of(0), "Cell.A.0.Dense.forward.0.input.0"), X[0])
+
+
 @pytest.mark.thorough
 def test_two_ranks_have_their_folders_and_what_they_exchanged():
     """Under msrun. The rank is known only after init(), by when the folder is there: it is renamed."""
-    Path("program.py").write_text(RANKS)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    run = [sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2"]
-    run += [f"--master_port={port}", "--join=True", "--log_dir=logs", "program.py"]
-    folder = str(Path(sys.executable).parent)
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _two_ranks(RANKS)
     names = sorted(path.name for path in Path("dump_path/step0").iterdir())
     assert names[1:] == ["rank0", "rank1"]
     assert names[0].startswith("proc")  # of msrun's scheduler, which runs the program up to init()
@@ -303,3 +340,16 @@ def test_two_ranks_have_their_folders_and_what_they_exchanged():
         np.testing.assert_array_equal(file_of(dump, f"{call}.0.forward.input.0"), np.full(2, rank + 1))
         np.testing.assert_array_equal(file_of(dump, f"{call}.0.forward.output.0"), [3.0, 3.0])
         np.testing.assert_array_equal(file_of(dump, f"{call}.1.forward.output.0"), [6.0, 6.0])
+
+
+def _two_ranks(program: str) -> None:
+    Path("program.py").write_text(program)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    run = [sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2"]
+    run += [f"--master_port={port}", "--join=True", "--log_dir=logs", "program.py"]
+    folder = str(Path(sys.executable).parent)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -37,6 +37,24 @@ def test_one_rank_of_each_kind_stands_for_a_large_world(tmp_path):
     assert logs == sorted(f"rank{rank}" for rank in simulated)
 
 
+MEETS = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("nccl", init_method="tcp://10.0.0.1:29500", rank=int(os.environ["RANK"]), world_size=2)
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x)
+print("met", dist.get_rank(), dist.get_world_size())
+"""
+
+
+def test_any_address_meets(tmp_path):
+    (tmp_path / "train.py").write_text(MEETS)
+    done, report = _run("--world-size", 2, "--ranks", "all", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [rank["status"] for rank in report["ranks"]] == ["ok", "ok"]
+    assert "met 0 2" in (tmp_path / "windtunnel-out" / "rank0" / "run.log").read_text()
+
+
 @pytest.mark.thorough  # as tests/test_auto_ranks.py does with other programs
 def test_simulating_every_rank_proves_what_the_classes_say(tmp_path):
     peaks = {}

@@ -34,7 +34,7 @@ class MegEngineCard:
     """The device as MegEngine sees it."""
 
     usable_bytes: int
-    # Of a convolution larger than 1x1. Nobody has measured it: this one makes the published curve come out.
+    # Of every convolution. Nobody has measured it: this one makes the published curve come out.
     workspace_bytes: int = 900 * MIB
 
 

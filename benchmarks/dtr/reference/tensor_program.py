@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-from windtunnel.events.model import Signature
 from windtunnel.remat.rerunnable import is_view, writes_first_input
 from windtunnel.remat.simulated.program import Alloc, Free, Load, Op, Program, Save, Step, Unsave
 
@@ -29,7 +27,7 @@ class Apply:
     inputs: tuple[int, ...] = ()
     outputs: tuple[tuple[int, int], ...] = ()  # (tensor, bytes)
     written: tuple[int, ...] = ()  # inputs that it changes: they are no longer what their operator made
-    has_workspace: bool = False  # it needs scratch memory: a convolution that is more than a matrix product
+    has_workspace: bool = False  # it needs scratch memory: a convolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def _instructions(program: Program, seconds: Sequence[float], tensors: _Tensors)
                     signature.name,
                     seconds[action.signature],
                     outputs=tuple(made.pop(int(ids[action.row]), ())),
-                    has_workspace=_has_workspace(signature),
+                    has_workspace="convolution" in signature.name,
                 )
                 yield from _apply(call, [s for s in read if s in tensors.of_storage], tensors)
             case Save():
@@ -128,10 +126,3 @@ def _apply(call: Apply, storages: list[int], tensors: _Tensors) -> Iterator[Inst
     else:
         # Which of the tensors of a foreach operator are its targets is not told: all of them, to be safe.
         yield replace(call, inputs=inputs, written=inputs)
-
-
-def _has_workspace(signature: Signature) -> bool:
-    if "convolution" not in signature.name:
-        return False
-    place = 2 if "backward" in signature.name else 1  # of the weight
-    return place < len(signature.inputs) and prod(signature.inputs[place].shape[2:]) > 1

@@ -11,6 +11,7 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 
 from windtunnel.commands.console import open_console
 from windtunnel.commands.run_options import OUT, add_arguments
@@ -20,6 +21,7 @@ from windtunnel.commands.shell_start import simulate_command
 from windtunnel.report.json.run import report_text
 from windtunnel.report.terminal.run import show_run
 from windtunnel.session.launchers.recognise import Command
+from windtunnel.session.launchers.worker_logs import show_worker_logs
 from windtunnel.session.mindspore_files import asks_for_blocks, copy_blocks, copy_traces
 from windtunnel.session.page_stage import PAGE
 from windtunnel.session.request import RunRequest
@@ -59,11 +61,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _copied_files(request: RunRequest, simulation: Simulation) -> list[str]:
-    """Put files where a user of MindSpore's own dry run looks for them."""
+    """Put files where a user of msrun and of MindSpore's own dry run looks for them."""
+    ranks = [rank.rank for rank in simulation.result.ranks]
+    told = []
+    if request.launch is not None and request.launch.log_dir:
+        home = request.view.folder if request.view is not None else ""
+        told += show_worker_logs(request.folder, Path(home, request.launch.log_dir), ranks)
     if request.framework != "mindspore":
-        return []
-    settings, ranks = os.environ.get("MS_ALLOC_CONF", ""), [rank.rank for rank in simulation.result.ranks]
-    told = copy_blocks(request.folder, settings, ranks) if asks_for_blocks(settings) else []
+        return told
+    settings = os.environ.get("MS_ALLOC_CONF", "")
+    told += copy_blocks(request.folder, settings, ranks) if asks_for_blocks(settings) else []
     return [*told, *(copy_traces(request.folder, ranks) if request.level == 3 else [])]
 
 

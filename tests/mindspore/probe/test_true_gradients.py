@@ -138,3 +138,17 @@ def test_a_gradient_of_a_gradient_is_a_second_pass(tmp_path):
     _equal(dump.arrays("Functional.tanh.0.backward", "output"), [1 - y**2])
     _equal(dump.arrays("Functional.tanh.0.pass2.backward", "input"), [-2 * y])
     _equal(dump.arrays("Functional.tanh.0.pass2.backward", "output"), [-2 * y * (1 - y**2)])
+
+
+def test_the_call_before_one_in_place_has_its_backward(tmp_path):
+    """`copy_`, because `add_`, `mul_` and `sub_` change nothing on MindSpore 2.10's CPU, with or without the probe."""
+
+    def function(x):
+        found = ops.sin(x)
+        found.copy_(found * 2.0)
+        return (found * found).sum()
+
+    dump = _dump(tmp_path, function, A)
+    _equal(dump.arrays("Tensor.__mul__.1.forward", "input_args"), [2 * np.sin(A)] * 2)
+    _equal(dump.arrays("Functional.sin.0.backward", "input"), [8 * np.sin(A)])
+    _equal(dump.arrays("Functional.sin.0.backward", "output"), [8 * np.sin(A) * np.cos(A)])

@@ -2,7 +2,8 @@
 
     RankTask ──> instruments in place ──> the user's script ──> marks.jsonl; at exit MindSpore writes its tracker's files
 
-MindSpore itself simulates the device (MS_SIMULATION_LEVEL); the code here only observes.
+MindSpore itself simulates the device (MS_SIMULATION_LEVEL); the code here only observes, and gives a size to operators
+whose size MindSpore's dry run cannot know.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mindspore.profiler.profiler_interface import ProfilerInterface
 
 from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
+from windtunnel.capture.mindspore.largest_shapes import install_largest_shapes
 from windtunnel.capture.mindspore.objects import install_objects
 from windtunnel.capture.mindspore.script import (
     CalledOsExit,
@@ -53,6 +55,7 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    install_largest_shapes(reads.count)
     profiled = _profiler_folders()
     snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 

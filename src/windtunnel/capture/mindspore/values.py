@@ -41,6 +41,12 @@ class UnknownReads:
         if sentence not in self.notices:
             self.notices.append(sentence)
 
+    def count(self, what: str, taken_as: int) -> None:
+        """Note the line of a size that depends on values; of a compiled graph, the line that has it compiled."""
+        line = _user_line()
+        if line is not None:
+            self._add(line, what, taken_as)
+
     def found(self) -> list[dict[str, Any]]:
         return list(self._found.values())
 
@@ -63,11 +69,14 @@ class UnknownReads:
         line = _user_line()
         if line is None:
             return
-        key = (line, f"Tensor.{name}")
-        plain = value if isinstance(value, (bool, int, float)) else 0
-        entry = self._found.setdefault(key, {"where": key[0], "what": key[1], "value": plain, "count": 0})
-        entry["count"] += 1
+        self._add(line, f"Tensor.{name}", value if isinstance(value, (bool, int, float)) else 0)
         self._marks.add("read")
+
+    def _add(self, line: str, what: str, value: bool | int | float) -> None:
+        entry = self._found.setdefault(
+            (line, what), {"where": line, "what": what, "value": value, "count": 0}
+        )
+        entry["count"] += 1
 
 
 def _is_on_device(tensor: Any) -> bool:

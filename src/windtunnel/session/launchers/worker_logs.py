@@ -1,6 +1,6 @@
 """The logs of workers under the names that msrun gives them.
 
---log_dir msrun_log ──> OUT/msrun_log/worker_0.log, a link to OUT/rank0/run.log
+--log_dir msrun_log ──> OUT/msrun_log/worker_0.log and msrun_log/worker_0.log, links to OUT/rank0/run.log
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["is_worker_log", "link_worker_logs", "worker_log"]
+__all__ = ["is_worker_log", "link_worker_logs", "show_worker_logs", "worker_log"]
 
 _TARGET = re.compile(r"\.\./rank\d+/run\.log")
 
@@ -30,6 +30,32 @@ def link_worker_logs(folder: Path, log_dir: str, ranks: Iterable[int]) -> None:
             link = place / worker_log(rank)
             if not link.is_symlink():
                 link.symlink_to(Path("..") / f"rank{rank}" / "run.log")
+
+
+def show_worker_logs(folder: Path, place: Path, ranks: Iterable[int]) -> list[str]:
+    """Show the logs in msrun's own --log_dir too, where nothing is; return sentences about where they are."""
+    shown, refused = [], []
+    for rank in ranks:
+        log, link = folder / f"rank{rank}" / "run.log", place / worker_log(rank)
+        if not log.is_file():
+            continue
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            if link.resolve() != log.resolve():  # an earlier run with the same output folder has left it
+                link.symlink_to(log.resolve())
+        except OSError:
+            refused.append(link)
+            continue
+        shown.append(link)
+    told = []
+    if shown:
+        more = f" (and those of {len(shown) - 1} other ranks beside it)" if len(shown) > 1 else ""
+        told.append(f"{shown[0]} is the log of the worker, where msrun puts it{more}")
+    if refused:
+        told.append(
+            f"{refused[0]} could not be written, or was there before and is unchanged: the new log is in {folder}"
+        )
+    return told
 
 
 def is_worker_log(path: Path) -> bool:
