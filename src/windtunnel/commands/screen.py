@@ -134,6 +134,10 @@ class Screen:
         seconds = time.monotonic() - self._started
         if self._stage:
             return Text(f"{self._stage}, {seconds:.0f} s")
+        if world is not None and world.is_interrupted:
+            return Text(
+                f"interrupted: ranks close their recordings, Ctrl-C kills them, {seconds:.0f} s{_running(world)}"
+            )
         n_steps = sum(list(world.steps.values())) if world is not None else 0
         if self._is_one_rank or world is None:
             what = f"rank {request.ranks[0]}" if request.ranks else "ranks"

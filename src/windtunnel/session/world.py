@@ -38,7 +38,9 @@ from windtunnel.session.rank_analysis import Finding
 
 __all__ = ["Choice", "ChosenRanks", "Outcome", "World", "WorldProgress"]
 
-_GRACE_S = 6.0  # for a rank to close its recording after an interrupt
+# For a rank to close its recording after an interrupt, on a busy machine too: a rank that is killed loses rows. A second
+# interrupt kills it at once, as the progress line says.
+_GRACE_S = 30.0
 # A signal that arrives right before a wait for the queue does not wake it up, so that every wait is short.
 _LOOK_UP_S = 0.5
 
@@ -88,6 +90,7 @@ class WorldProgress:
     steps: dict[int, int] = field(default_factory=dict)
     classes: set[str] = field(default_factory=set)  # rough digests of work that differs
     seconds_of_done: float = 0.0
+    is_interrupted: bool = False  # and waits for the running ranks to close their recordings
 
     @property
     def seconds_left(self) -> float | None:
@@ -259,7 +262,7 @@ class World:
         """Interrupt the ranks, so that they close their recordings; next time kill them; then abandon them."""
         if self._is_interrupted and not self.progress.running:
             raise KeyboardInterrupt  # do not even wait for the analysis
-        self._is_stopping = self._is_interrupted = True
+        self._is_stopping = self._is_interrupted = self.progress.is_interrupted = True
         self._kill_at = time.monotonic() + _GRACE_S
         self._n_stops += 1
         if self._n_stops <= 2:
