@@ -74,7 +74,10 @@ class _Follower:
         recorder = self.recorder
         follower = self
 
-        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo treats a function of this name as torch's own: it compiles forward, not the call around it.
+        def _wrapped_call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
             before, phase_before = recorder.module, recorder.phase
             spans = follower.own_spans()
             if spans.depth == 0:
@@ -97,7 +100,7 @@ class _Follower:
                 if phase_before != Phase.BUILD:
                     recorder.phase = phase_before
 
-        torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = _wrapped_call_impl  # type: ignore[method-assign]
 
     def own_spans(self) -> _Spans:
         spans = getattr(self.local, "spans", None)
@@ -289,18 +292,21 @@ def _install_build_times() -> None:
     init, set_attribute = torch.nn.Module.__init__, torch.nn.Module.__setattr__
 
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.__dict__[_STARTED] = time.process_time()
+        if not torch.compiler.is_compiling():
+            self.__dict__[_STARTED] = time.process_time()
         init(self, *args, **kwargs)
 
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
         set_attribute(self, name, value)
-        if isinstance(value, (torch.nn.Module, torch.Tensor)):
+        if not torch.compiler.is_compiling() and isinstance(value, (torch.nn.Module, torch.Tensor)):
             self.__dict__[_LAST] = time.process_time()
 
     add_module = torch.nn.Module.add_module
 
     def add(self: torch.nn.Module, name: str, module: Any) -> None:
         add_module(self, name, module)
+        if torch.compiler.is_compiling():
+            return
         self.__dict__[_LAST] = time.process_time()
 
     torch.nn.Module.add_module = add  # type: ignore[method-assign]

@@ -1,0 +1,134 @@
+"""Let Dynamo trace programs on the simulated torch: what we replaced in torch is to it what it was before.
+
+Dynamo knows functions of torch by identity. Its tables are built by name at first use, so they contain our replacements if
+nothing was built before them; what was built earlier is built again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo.config
+from torch._dynamo import mutation_guard, trace_rules, utils
+from torch._dynamo.variables import VariableTracker
+from torch._dynamo.variables import torch as torch_variables
+from torch._dynamo.variables.tensor import TensorVariable
+
+import windtunnel
+from windtunnel.capture.pytorch.compiler.traced_devices import seen_by_program
+from windtunnel.capture.recorder import Recorder
+from windtunnel.frameworks import is_installed, load_door
+
+__all__ = ["install_dynamo"]
+
+
+def install_dynamo(recorder: Recorder) -> None:
+    """Once, before the first compilation and after everything of torch was replaced."""
+    _give_each_name_a_function()
+    _forget_tables()
+    if is_installed("triton") and not hasattr(utils, "triton"):
+        utils.triton = load_door("triton")  # type: ignore[attr-defined]  # it looked before there was one
+    _trace_through_ours()
+    _show_devices()
+    _call_tensor_methods()
+    _run_eagerly_what_fails(recorder)
+
+
+def _give_each_name_a_function() -> None:
+    """Dynamo refuses two handlers for one function; `torch.cuda` and `torch.accelerator` share some of ours."""
+    seen: set[types.FunctionType] = set()
+    for module in (torch.cuda, torch.accelerator, torch.xpu):
+        for name, function in list(vars(module).items()):
+            if isinstance(function, types.FunctionType):
+                setattr(module, name, _copy(function) if function in seen else function)
+                seen.add(function)
+
+
+def _copy(function: types.FunctionType) -> types.FunctionType:
+    copied = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _forget_tables() -> None:
+    trace_rules.clear_lru_cache()
+    torch_variables.TorchInGraphFunctionVariable._get_handlers.cache_clear()  # type: ignore[attr-defined]
+    for module, name, current in (
+        (utils, "unpatched_nn_module_call", torch.nn.Module.__call__),
+        (mutation_guard, "unpatched_nn_module_init", torch.nn.Module.__init__),
+    ):
+        _replace_everywhere(getattr(module, name), current)
+
+
+def _replace_everywhere(old: Any, new: Any) -> None:
+    """Modules of Dynamo imported it by name from one another."""
+    if old is new:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch._dynamo"):
+            for key, value in list(vars(module).items()):
+                if value is old:
+                    setattr(module, key, new)
+
+
+def _trace_through_ours() -> None:
+    """A frame of ours is not compiled, like one of `torch.nn.modules`, but inlined into what the program compiles."""
+    ours = Path(windtunnel.__file__).parent.as_posix() + "/"
+    trace_rules.SKIP_DIRS.append(ours)
+    trace_rules._recompile_re()
+    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(ours)
+
+
+def _show_devices() -> None:
+    """`x.device` and `x.is_cuda` inside compiled code: the device that the program named."""
+
+    def method_attr_device(self: TensorVariable, tx: Any) -> VariableTracker | None:
+        return None if self.device is None else VariableTracker.build(tx, seen_by_program(self.device))
+
+    def method_attr_is_cuda(self: TensorVariable, tx: Any) -> VariableTracker | None:
+        if self.device is None:
+            return None
+        return VariableTracker.build(tx, seen_by_program(self.device).type == "cuda")
+
+    TensorVariable.method_attr_device = method_attr_device  # type: ignore[method-assign]
+    TensorVariable.method_attr_is_cuda = method_attr_is_cuda  # type: ignore[method-assign]
+
+
+def _call_tensor_methods() -> None:
+    """`x.to(...)`: Dynamo would inline a method that is written in Python; it records a call of one in C."""
+    original = TensorVariable.dynamic_getattr
+
+    def dynamic_getattr(self: TensorVariable, tx: Any, name: str) -> VariableTracker:
+        method = vars(torch.Tensor).get(name)
+        if isinstance(method, types.FunctionType) and method.__module__.startswith("windtunnel."):
+            raise NotImplementedError  # Dynamo's own way to say: look no further, record the call
+        return original(self, tx, name)
+
+    TensorVariable.dynamic_getattr = dynamic_getattr  # type: ignore[method-assign]
+
+
+def _run_eagerly_what_fails(recorder: Recorder) -> None:
+    """A frame that Dynamo fails on runs eagerly: if the program is wrong, the eager code says how."""
+    torch._dynamo.config.suppress_errors = True
+
+    class Watch(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            text = record.getMessage()
+            if "WON'T CONVERT" not in text:
+                return True
+            what = text.partition("WON'T CONVERT")[2].strip().partition("\n")[0]
+            recorder.notice(f"torch.compile failed on {what}: it ran eagerly, and its memory is eager's")
+            return False
+
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(Watch())

@@ -1,0 +1,120 @@
+"""`torch.compile` in a dry run: the real compiler runs up to its kernels, so memory is that of the compiled program.
+
+    torch.compile(model) ──> the compiler (dynamo.py, inductor.py) on the first use ──> compiled regions
+                        └──> where it cannot run: the code runs eagerly, and the report says so
+
+The end of the recording says what the compiler did (graphs, graph breaks, recompilations: compilations.py) and lists what
+ran eagerly although the program compiled it: a compiler would fuse operators there, which matters for time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from windtunnel.capture.pytorch.compiler.triton_package import install_triton
+from windtunnel.capture.pytorch.kernels.flex_attention import install_flex_attention
+from windtunnel.capture.pytorch.tensors.storage import world
+from windtunnel.capture.recorder import Recorder
+from windtunnel.frameworks import load
+
+__all__ = ["compiled_parts", "install_compile"]
+
+_functions: dict[tuple[str, str], None] = {}  # file and name of what was compiled and ran eagerly
+_ready: list[bool] = []  # whether the compiler is set up, once it was asked for
+
+_EAGERLY = "torch.compile ran eagerly: memory is eager's, usually an upper bound for the compiled program"
+
+
+def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module], None]) -> None:
+    """Replace torch.compile and Module.compile. `mark_compiled` notes a module that is compiled and runs eagerly."""
+    fuse_flex_attention = install_flex_attention()
+    plain_compile, plain_module_compile = torch.compile, torch.nn.Module.compile
+
+    def run_eagerly(what: Any) -> None:
+        fuse_flex_attention()
+        recorder.notice(_EAGERLY)
+        if isinstance(what, torch.nn.Module):
+            mark_compiled(what)
+        else:
+            _remember(what)
+
+    @wraps(plain_compile)
+    def compile(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return partial(compile, **options)
+        if _is_internal(model):
+            return model
+        if _set_up(recorder):
+            return plain_compile(model, **_without_tuning(options, recorder))
+        run_eagerly(model)
+        if isinstance(model, torch.nn.Module):
+            model.__dict__.setdefault("_orig_mod", model)  # scripts unwrap compiled models through this name
+        return model
+
+    @wraps(plain_module_compile)
+    def compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
+        if _set_up(recorder):
+            plain_module_compile(self, *args, **_without_tuning(options, recorder))
+        else:
+            run_eagerly(self)
+
+    torch.compile = compile  # type: ignore[assignment]
+    torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+
+
+def _set_up(recorder: Recorder) -> bool:
+    """Prepare the compiler, once; whether it can run here."""
+    if not _ready:
+        _ready.append(world.device_type in ("cuda", "cpu"))
+        if _ready[0]:
+            if world.device_type == "cuda":
+                install_triton()  # before Inductor is imported, which looks for it then
+            install: Callable[[Recorder], None] = load(
+                "windtunnel.capture.pytorch.compiler.set_up", "torch"
+            ).install_compiler
+            install(recorder)
+    return _ready[0]
+
+
+def _without_tuning(options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    """Modes that run kernels to choose among them, or capture them, need a device."""
+    mode = options.get("mode")
+    if mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        if mode != "max-autotune-no-cudagraphs":
+            recorder.notice(
+                f'torch.compile(mode="{mode}") ran without CUDA graphs: their private memory pools are not simulated'
+            )
+        if mode != "reduce-overhead":
+            recorder.notice(
+                f'torch.compile(mode="{mode}") ran without autotuning: library kernels instead of tuned templates'
+            )
+        return {**options, "mode": None}
+    return options
+
+
+def compiled_parts(recorder: Recorder, modules: Iterable[int]) -> dict[str, Any]:
+    """What the program compiled: what ran eagerly, by file and name or module path; what the compiler did."""
+    names = list(recorder.writer.names)
+    parts: dict[str, Any] = {
+        "functions": [list(each) for each in _functions],
+        "modules": [names[path] for path in modules],
+    }
+    if _ready and _ready[0]:
+        parts["compiler"] = load("windtunnel.capture.pytorch.compiler.compilations", "torch").compilations()
+    return parts
+
+
+def _remember(what: Any) -> None:
+    code = getattr(getattr(what, "__func__", what), "__code__", None)
+    if code is not None:
+        _functions[code.co_filename, code.co_name] = None
+
+
+def _is_internal(function: Any) -> bool:
+    """Whether torch compiles a private function of its own, which the program did not ask for."""
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
+    return module.startswith("torch.") and name.startswith("_")

@@ -1,0 +1,28 @@
+"""Tell tensors of a compiler's trace, which stand for a simulated tensor, from real and simulated ones.
+
+torch.compile traces the program with FakeTensors and FunctionalTensors ──> is_traced(tensor)
+traced_device(the program's device)                                  ──> the device of such a tensor
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from windtunnel.capture.pytorch.tensors import storage as store
+from windtunnel.capture.pytorch.tensors.storage import CPU, world
+
+__all__ = ["is_traced", "traced_device"]
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a compiler made this tensor to follow the program: it has a device, but no storage anywhere."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor)
+
+
+def traced_device(device: torch.device) -> torch.device:
+    """The device that a traced tensor has inside torch. On the CPU that is the host's own, which can trace itself."""
+    if world.device_type == "cpu":
+        return CPU if device.type == store.SIM.type else device
+    return store.SIM if device.type == world.device_type else device
