@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from windtunnel.capture.pytorch.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.tensors.storage import sim_of
+from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -158,6 +159,8 @@ class _Follower:
 
         class Engine:
             def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+                if compiling.depth:  # a compiler follows forward and backward to make one graph of them
+                    return engine.run_backward(*args, **kwargs)
                 before = (recorder.phase, recorder.module, follower.spans)
                 recorder.phase = int(Phase.BACKWARD)
                 follower.spans = follower.own_spans()

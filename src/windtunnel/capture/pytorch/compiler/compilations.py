@@ -39,4 +39,4 @@ def _line(stack: Any) -> str:
 
 
 def _first_line(text: object) -> str:
-    return str(text).strip().partition("\n")[0]
+    return str(text).strip().partition("\n")[0].partition("  #")[0].rstrip()

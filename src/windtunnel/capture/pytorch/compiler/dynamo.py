@@ -6,25 +6,29 @@ nothing was built before them; what was built earlier is built again.
 
 from __future__ import annotations
 
-import logging
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.config
 from torch._dynamo import mutation_guard, trace_rules, utils
+from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.variables import VariableTracker
 from torch._dynamo.variables import torch as torch_variables
 from torch._dynamo.variables.tensor import TensorVariable
 
 import windtunnel
 from windtunnel.capture.pytorch.compiler.traced_devices import seen_by_program
+from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder
 from windtunnel.frameworks import is_installed, load_door
 
-__all__ = ["install_dynamo"]
+__all__ = ["first_line", "install_dynamo"]
+
+_FAILURES = (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError)
 
 
 def install_dynamo(recorder: Recorder) -> None:
@@ -119,16 +123,32 @@ def _call_tensor_methods() -> None:
 
 
 def _run_eagerly_what_fails(recorder: Recorder) -> None:
-    """A frame that Dynamo fails on runs eagerly: if the program is wrong, the eager code says how."""
-    torch._dynamo.config.suppress_errors = True
+    """A frame that Dynamo fails on runs eagerly: if the program is wrong, the eager code says how.
 
-    class Watch(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            text = record.getMessage()
-            if "WON'T CONVERT" not in text:
-                return True
-            what = text.partition("WON'T CONVERT")[2].strip().partition("\n")[0]
-            recorder.notice(f"torch.compile failed on {what}: it ran eagerly, and its memory is eager's")
-            return False
+    What Dynamo raises by intention passes: a graph break under `fullgraph`, a constraint of the program that does not hold.
+    """
+    convert = ConvertFrameAssert.__call__
 
-    logging.getLogger("torch._dynamo.convert_frame").addFilter(Watch())
+    def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with compiling:
+                return convert(self, frame, *args, **kwargs)
+        except _FAILURES as error:
+            code = frame.f_code
+            recorder.notice(
+                f"torch.compile failed on {code.co_name} ({_short(code.co_filename)}:{code.co_firstlineno}): it ran eagerly,"
+                f" and its memory is eager's ({first_line(error)})"
+            )
+            return ConvertFrameReturn()
+
+    ConvertFrameAssert.__call__ = __call__  # type: ignore[method-assign]
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the advice that torch adds."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text[:200].rstrip(".: ")
+
+
+def _short(filename: str) -> str:
+    return filename.replace("\\", "/").rsplit("/", 1)[-1]

@@ -8,19 +8,21 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from windtunnel.capture.pytorch.kernels.kernels import locate_backward
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
+from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.events.model import Signature
 
-__all__ = ["FusedKernel", "load_generated"]
+__all__ = ["FusedKernel", "load_generated", "rehearse"]
 
 _counter = itertools.count()
 
@@ -28,8 +30,9 @@ _counter = itertools.count()
 class FusedKernel:
     """A kernel that Inductor generated: one row with what it reads and writes, and nothing computed."""
 
-    def __init__(self, name: str, parameters: list[str]) -> None:
+    def __init__(self, name: str, parameters: list[str], costs: str = "") -> None:
         self.name = name
+        self.costs = costs  # "bytes=4096 flops=0", as Inductor counts them
         self.writes = [p.startswith(("out_ptr", "in_out_ptr")) for p in parameters]
         self.reads = [not p.startswith("out_ptr") for p in parameters]
         self.signatures: dict[Any, int] = {}
@@ -43,7 +46,9 @@ class FusedKernel:
         signature = self.signatures.get(key)
         if signature is None:
             specs = tuple(map(tensor_spec, inputs)), tuple(map(tensor_spec, outputs))
-            signature = self.signatures[key] = recorder.writer.signature(Signature(self.name, *specs, ""))
+            signature = self.signatures[key] = recorder.writer.signature(
+                Signature(self.name, *specs, self.costs)
+            )
         id = recorder.n_ops
         recorder.n_ops = id + 1
         sims = [sim for t in inputs if (sim := sim_of(t)) is not None]
@@ -67,7 +72,7 @@ class _KernelCompiler:
     """In place of `AsyncCompile`: kernels are named, not compiled."""
 
     def triton(self, name: str, source: str, *_: Any, **__: Any) -> FusedKernel:
-        return FusedKernel(name, _parameters(source, rf"def {re.escape(name)}\((.*?)\)"))
+        return FusedKernel(name, _parameters(source, rf"def {re.escape(name)}\((.*?)\)"), _costs(source))
 
     def cpp_pybinding(self, types: list[str], source: str, *_: Any, **__: Any) -> FusedKernel:
         match = re.search(r'extern "C"\s+(?:\w+\s+)?void\s+(\w+)\((.*?)\)', source, re.DOTALL)
@@ -90,6 +95,14 @@ def _parameters(source: str, pattern: str) -> list[str]:
     return [part.partition(":")[0].partition("=")[0].strip() for part in match[1].split(",")]
 
 
+def _costs(source: str) -> str:
+    found = re.search(r"'kernel_num_gb': ([0-9.e+-]+)", source)
+    flops = re.search(r"'kernel_flop': ([0-9.e+-]+)", source)
+    if found is None:
+        return ""
+    return f"bytes={round(float(found[1]) * 1e9)} flops={round(float(flops[1])) if flops else 0}"
+
+
 def load_generated(source: str, constants: dict[str, Any]) -> ModuleType:
     """The generated module, with buffers on simulated devices and kernels that record their launches."""
     module = ModuleType(f"windtunnel_generated_{next(_counter)}")
@@ -99,10 +112,41 @@ def load_generated(source: str, constants: dict[str, Any]) -> ModuleType:
     tree = ast.parse(source)
     tree.body = [each for each in tree.body if not _assigns(each, provided)]
     exec(compile(tree, module.__file__, "exec"), vars(module))
+    vars(module).update(provided)  # it imported some of them
     for name, value in vars(module).items():
         if isinstance(value, FusedKernel):
             value.name = f"inductor.{name}"
     return module
+
+
+def rehearse(module: ModuleType, inputs: Sequence[Any] | None, source: str) -> None:
+    """Run the code once on tensors in nobody's account: what cannot run here is found before the program needs it."""
+    if "_c10d_functional" in source or inputs is None:  # other ranks would have to take part
+        return
+    try:
+        made = [_stand_in(each) for each in inputs]
+    except _NoStandIn:
+        return
+    with compiling, _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(()):
+        module.call(made)
+
+
+class _NoStandIn(Exception):
+    """An input whose size is not known before the program runs, or that is no tensor."""
+
+
+def _stand_in(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise _NoStandIn
+        sizes, strides = (tuple(map(_stand_in, each)) for each in (value.shape, value.stride()))
+        with compiling:
+            return new_tensor(sizes, strides, value.dtype, value.device)
+    if isinstance(value, torch.SymInt):
+        value = value.node.hint
+    if not isinstance(value, (int, float)):
+        raise _NoStandIn
+    return value
 
 
 def _assigns(statement: ast.stmt, names: dict[str, Any]) -> bool:
@@ -123,6 +167,8 @@ def _provided() -> dict[str, Any]:
         "assert_alignment": _accept,
         "get_raw_stream": lambda index: 0,
         "nullcontext": nullcontext,
+        "start_graph": _accept,
+        "end_graph": _accept,
     }
 
 

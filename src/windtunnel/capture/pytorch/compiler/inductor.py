@@ -13,9 +13,13 @@ from typing import Any
 import torch
 import torch._dynamo.config
 import torch._functorch.config
-from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+from torch._dynamo.device_interface import (
+    DeviceInterface,
+    get_interface_for_device,
+    register_interface_for_device,
+)
 from torch._functorch import partitioners
-from torch._inductor import compile_fx as compiling
+from torch._inductor import compile_fx as entrance
 from torch._inductor import config
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
@@ -23,14 +27,27 @@ from torch._inductor.codegen.common import (
     register_device_op_overrides,
 )
 from torch._inductor.codegen.cuda import device_op_overrides
+from torch._inductor.cpu_vec_isa import VecISA
 from torch._inductor.graph import GraphLowering
 
-from windtunnel.capture.pytorch.compiler.generated_code import load_generated
+from windtunnel.capture.pytorch.compiler.dynamo import first_line
+from windtunnel.capture.pytorch.compiler.generated_code import load_generated, rehearse
 from windtunnel.capture.pytorch.compiler.traced_devices import lowering, seen_by_program
 from windtunnel.capture.pytorch.tensors.storage import world
 from windtunnel.capture.recorder import Recorder
 
 __all__ = ["install_inductor"]
+
+# Options that need a device, and what the report says of them; the others change no memory.
+_NEEDS_DEVICE = {
+    "triton.cudagraphs": "compiled code ran without CUDA graphs (mode reduce-overhead or max-autotune): their memory pools,"
+    " which keep what each graph used, are not simulated, so the program may need more",
+    "max_autotune": "compiled code was not autotuned: library kernels were simulated where a tuned Triton kernel may win",
+    "max_autotune_gemm": "compiled code was not autotuned: library kernels were simulated where a tuned Triton kernel may"
+    " win",
+    "max_autotune_pointwise": "",
+    "coordinate_descent_tuning": "",
+}
 
 
 def install_inductor(recorder: Recorder) -> None:
@@ -39,42 +56,66 @@ def install_inductor(recorder: Recorder) -> None:
     config.fx_graph_cache = False
     config.fx_graph_remote_cache = False
     torch._dynamo.config.automatic_dynamic_local_pgo = False
+    torch._functorch.config.enable_autograd_cache = False
+    torch._functorch.config.force_non_lazy_backward_lowering = (
+        True  # in backward, nothing tells whose graph it is
+    )
     config.compile_threads = 1
     config.cpp.vec_isa_ok = True  # asked by compiling a program for it
-    torch._functorch.config.force_non_lazy_backward_lowering = True
-    torch._functorch.config.enable_autograd_cache = False
+    VecISA.check_build = lambda self, code: True  # type: ignore[method-assign]  # and so is this
     init_backend_registration()
     if world.device_type == "cuda":
         _register_card()
     GraphLowering._compile_to_module = _compile_to_module  # type: ignore[method-assign]
-    compiling.compile_fx = _lowering_for_device(compiling.compile_fx, recorder)
+    entrance.compile_fx = _lowering_for_device(entrance.compile_fx, recorder)
     partitioners.functionalize_rng_ops = lambda joint, forward, backward, n: (forward, backward)  # type: ignore[assignment]
 
 
 def _compile_to_module(self: GraphLowering) -> ModuleType:
-    code, _ = self.codegen()
-    return load_generated(code.value, {**self.constants, **self.torchbind_constants})  # type: ignore[union-attr]
+    with config.patch(profile_bandwidth=True):  # then each kernel says how many bytes it moves
+        code, _ = self.codegen()
+    module = load_generated(code.value, {**self.constants, **self.torchbind_constants})  # type: ignore[union-attr]
+    rehearse(module, self.example_inputs, code.value)  # type: ignore[union-attr]
+    return module
 
 
 def _lowering_for_device(compile_fx: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    inner = compiling.compile_fx_inner
+    inner = entrance.compile_fx_inner
 
     @wraps(compile_fx)
     def compile(
         model: Any, inputs: Any, inner_compile: Callable[..., Any] = inner, *args: Any, **kwargs: Any
     ) -> Any:
-        try:
-            return compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs)
-        except Exception as error:
-            if lowering.depth:
-                raise
-            why = str(error).strip().partition("\n")[0]
-            recorder.notice(
-                f"Inductor failed on a compiled region ({why}): it ran eagerly, and its memory is eager's"
-            )
-            return model.forward
+        if lowering.depth:
+            return compile_fx(model, inputs, inner_compile, *args, **kwargs)
+        with _without_devices_work(kwargs, recorder):
+            try:
+                return compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs)
+            except Exception as error:
+                recorder.notice(
+                    f"torch.compile failed on a graph that {recorder.user_line()} called: it ran eagerly, and its memory is"
+                    f" eager's ({first_line(error)})"
+                )
+                return model.forward
 
     return compile
+
+
+def _without_devices_work(options: dict[str, Any], recorder: Recorder) -> Any:
+    """Without what needs a device: capturing kernels in a CUDA graph, and running them to choose among them."""
+    patches = options.get("config_patches") or {}
+    off: dict[str, Any] = {}
+    for name, sentence in _NEEDS_DEVICE.items():
+        owner: Any = config
+        for part in name.split("."):
+            owner = getattr(owner, part, False)
+        if patches.get(name, owner):
+            if sentence and world.device_type == "cuda":
+                recorder.notice(sentence)
+            off[name] = False
+    if off and options.get("config_patches"):
+        options["config_patches"] = {**patches, **off}
+    return config.patch(off)
 
 
 def _labelled(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +212,7 @@ def _register_card() -> None:
             return "None"
 
     assert device_op_overrides  # imported first: it registers its own
+    get_interface_for_device("cpu")  # and so does this
     for name in ("cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):
         register_interface_for_device(name, Card)  # type: ignore[arg-type]
     register_device_op_overrides("cuda", Lines())

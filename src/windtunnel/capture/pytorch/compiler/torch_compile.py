@@ -24,9 +24,9 @@ from windtunnel.frameworks import load
 __all__ = ["compiled_parts", "install_compile"]
 
 _functions: dict[tuple[str, str], None] = {}  # file and name of what was compiled and ran eagerly
-_ready: list[bool] = []  # whether the compiler is set up, once it was asked for
+_why_not: list[str] = []  # why the compiler cannot run here (empty: it can), once it was asked for
 
-_EAGERLY = "torch.compile ran eagerly: memory is eager's, usually an upper bound for the compiled program"
+_EAGERLY = "memory is eager's, usually an upper bound for the compiled program"
 
 
 def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module], None]) -> None:
@@ -36,7 +36,7 @@ def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module
 
     def run_eagerly(what: Any) -> None:
         fuse_flex_attention()
-        recorder.notice(_EAGERLY)
+        recorder.notice(f"torch.compile at {recorder.user_line()} ran eagerly ({_why_not[0]}): {_EAGERLY}")
         if isinstance(what, torch.nn.Module):
             mark_compiled(what)
         else:
@@ -49,7 +49,7 @@ def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module
         if _is_internal(model):
             return model
         if _set_up(recorder):
-            return plain_compile(model, **_without_tuning(options, recorder))
+            return plain_compile(model, **options)
         run_eagerly(model)
         if isinstance(model, torch.nn.Module):
             model.__dict__.setdefault("_orig_mod", model)  # scripts unwrap compiled models through this name
@@ -58,7 +58,7 @@ def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module
     @wraps(plain_module_compile)
     def compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
         if _set_up(recorder):
-            plain_module_compile(self, *args, **_without_tuning(options, recorder))
+            plain_module_compile(self, *args, **options)
         else:
             run_eagerly(self)
 
@@ -68,32 +68,28 @@ def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module
 
 def _set_up(recorder: Recorder) -> bool:
     """Prepare the compiler, once; whether it can run here."""
-    if not _ready:
-        _ready.append(world.device_type in ("cuda", "cpu"))
-        if _ready[0]:
-            if world.device_type == "cuda":
-                install_triton()  # before Inductor is imported, which looks for it then
-            install: Callable[[Recorder], None] = load(
-                "windtunnel.capture.pytorch.compiler.set_up", "torch"
-            ).install_compiler
-            install(recorder)
-    return _ready[0]
+    if not _why_not:
+        _why_not.append(_prepare(recorder))
+    return not _why_not[0]
 
 
-def _without_tuning(options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
-    """Modes that run kernels to choose among them, or capture them, need a device."""
-    mode = options.get("mode")
-    if mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
-        if mode != "max-autotune-no-cudagraphs":
-            recorder.notice(
-                f'torch.compile(mode="{mode}") ran without CUDA graphs: their private memory pools are not simulated'
-            )
-        if mode != "reduce-overhead":
-            recorder.notice(
-                f'torch.compile(mode="{mode}") ran without autotuning: library kernels instead of tuned templates'
-            )
-        return {**options, "mode": None}
-    return options
+def _prepare(recorder: Recorder) -> str:
+    """Why the compiler cannot run here; empty: it can."""
+    if world.device_type not in ("cuda", "cpu"):
+        return f"the compiler is simulated for CUDA devices and the CPU, not for {world.device_type}"
+    if world.device_type == "cuda":
+        install_triton()  # before Inductor is imported, which looks for it then
+    names = load("windtunnel.capture.pytorch.compiler.private_names", "torch")
+    missing: tuple[str, ...] = names.missing_names()
+    if missing:
+        return (
+            f"torch {torch.__version__} has no {', '.join(missing[:3])}, which the simulated compiler needs"
+        )
+    install: Callable[[Recorder], None] = load(
+        "windtunnel.capture.pytorch.compiler.set_up", "torch"
+    ).install_compiler
+    install(recorder)
+    return ""
 
 
 def compiled_parts(recorder: Recorder, modules: Iterable[int]) -> dict[str, Any]:
@@ -103,7 +99,7 @@ def compiled_parts(recorder: Recorder, modules: Iterable[int]) -> dict[str, Any]
         "functions": [list(each) for each in _functions],
         "modules": [names[path] for path in modules],
     }
-    if _ready and _ready[0]:
+    if _why_not and not _why_not[0]:
         parts["compiler"] = load("windtunnel.capture.pytorch.compiler.compilations", "torch").compilations()
     return parts
 
@@ -117,4 +113,4 @@ def _remember(what: Any) -> None:
 def _is_internal(function: Any) -> bool:
     """Whether torch compiles a private function of its own, which the program did not ask for."""
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
-    return module.startswith("torch.") and name.startswith("_")
+    return module.startswith("torch.") and name.startswith("_") and name != "_call_impl"  # Module.compile's

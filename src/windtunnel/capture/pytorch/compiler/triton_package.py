@@ -6,7 +6,8 @@ import triton ──> a package with the names that Inductor's code generator re
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from importlib import reload
+from types import ModuleType, NoneType
 from typing import Any
 
 from torch.utils import _triton
@@ -30,7 +31,26 @@ def install_triton() -> bool:
     for function in vars(_triton).values():  # they remember that there is no Triton
         if hasattr(function, "cache_clear"):
             function.cache_clear()
+    _tell_inductor()
     return True
+
+
+def _tell_inductor() -> None:
+    """A program may have imported Inductor before it compiled anything: its names of Triton are those of an absent one."""
+    compat = sys.modules.get("torch._inductor.runtime.triton_compat")
+    if compat is None:
+        return
+    old = {key: value for key, value in vars(compat).items() if not key.startswith("__")}
+    reload(compat)
+    changed = {key: value for key, value in old.items() if vars(compat)[key] is not value}
+    key_of = {id(value): key for key, value in changed.items() if not isinstance(value, (bool, NoneType))}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch._inductor.") and type(module) is ModuleType:
+            for key, value in list(vars(module).items()):
+                if key in changed and value is changed[key]:
+                    setattr(module, key, vars(compat)[key])
+                elif id(value) in key_of:  # under another name
+                    setattr(module, key, vars(compat)[key_of[id(value)]])
 
 
 class _Anything:

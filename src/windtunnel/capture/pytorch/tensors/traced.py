@@ -2,18 +2,40 @@
 
 torch.compile traces the program with FakeTensors and FunctionalTensors ──> is_traced(tensor)
 traced_device(the program's device)                                  ──> the device of such a tensor
+with compiling: ...                                                  ──> what runs is the compiler's: it is not recorded
 """
 
 from __future__ import annotations
+
+import threading
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from windtunnel.capture.pytorch.tensors import storage as store
-from windtunnel.capture.pytorch.tensors.storage import CPU, world
+from windtunnel.capture.pytorch.tensors.storage import CPU, NO_DEVICE, World, world
 
-__all__ = ["is_traced", "traced_device"]
+__all__ = ["compiling", "is_traced", "traced_device"]
+
+
+class _Compiling(threading.local):
+    """While a compiler works in this thread, tensors are on the same devices as ever, but in nobody's account."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            world.index_of_device = dict.fromkeys(World.index_of_device, NO_DEVICE)  # type: ignore[misc]  # this thread's
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            del world.index_of_device
+
+
+compiling = _Compiling()
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
