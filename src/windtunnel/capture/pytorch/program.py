@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from windtunnel.capture.pytorch.compiler.compiled_steps import set_hooks
 from windtunnel.capture.pytorch.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.tensors.storage import sim_of
@@ -194,10 +195,13 @@ class _Follower:
     # -- optimizer --------------------------------------------------------------------------------------------------
 
     def install_optimizers(self) -> None:
+        set_hooks(self.before_step, self.after_step)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.recorder.phase != Phase.OPTIMIZER:
             self.phases_before.clear()  # a step that raised never ended
         self.phases_before.append(self.recorder.phase)
@@ -212,6 +216,8 @@ class _Follower:
                     self.mark(parameter.grad, Role.GRADIENT, name)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         for parameter, state in optimizer.state.items():
             if isinstance(state, dict):
                 name = self.names.get(id(parameter), "")

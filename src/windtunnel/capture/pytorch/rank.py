@@ -311,7 +311,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def _last_user_line(error: BaseException, recorder: Recorder) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not recorder._is_framework(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not recorder.is_framework(f.filename)]
     own = [frame for frame in frames if not _is_installed(frame.filename)]
     return next((f"{frame.filename}:{frame.lineno}" for frame in reversed(own or frames)), "")
 

@@ -10,18 +10,23 @@ from typing import Any
 from torch._dynamo import output_graph
 from torch._dynamo.utils import counters, get_compilation_metrics
 
+from windtunnel.capture.recorder import Recorder, short_path
+
 __all__ = ["compilations"]
 
 
-def compilations() -> dict[str, Any]:
+def compilations(recorder: Recorder) -> dict[str, Any]:
     """Counts, and for each graph break and recompilation why and where."""
     breaks = [
-        {"where": _line(reason.user_stack), "why": _first_line(reason.reason)}
+        {"where": _line(reason.user_stack, recorder), "why": _first_line(reason.reason)}
         for reason in output_graph.graph_break_reasons
         if reason.graph_break
     ]
     recompilations = [
-        {"where": f"{each.co_filename}:{each.co_firstlineno}", "why": _first_line(each.recompile_reason)}
+        {
+            "where": f"{short_path(each.co_filename)}:{each.co_firstlineno}",
+            "why": _first_line(each.recompile_reason),
+        }
         for each in get_compilation_metrics()
         if getattr(each, "recompile_reason", None)
     ]
@@ -34,8 +39,10 @@ def compilations() -> dict[str, Any]:
     }
 
 
-def _line(stack: Any) -> str:
-    return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+def _line(stack: Any, recorder: Recorder) -> str:
+    """The innermost line that is the program's own."""
+    own = [frame for frame in stack if not recorder.is_framework(frame.filename)] or stack
+    return f"{short_path(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
 def _first_line(text: object) -> str:

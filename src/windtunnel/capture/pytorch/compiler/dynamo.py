@@ -18,12 +18,14 @@ from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, T
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.variables import VariableTracker
 from torch._dynamo.variables import torch as torch_variables
+from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 import windtunnel
+from windtunnel.capture.pytorch.compiler.compiled_steps import traced
 from windtunnel.capture.pytorch.compiler.traced_devices import seen_by_program
 from windtunnel.capture.pytorch.tensors.traced import compiling
-from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.recorder import Recorder, short_path
 from windtunnel.frameworks import is_installed, load_door
 
 __all__ = ["first_line", "install_dynamo"]
@@ -40,6 +42,7 @@ def install_dynamo(recorder: Recorder) -> None:
     _trace_through_ours()
     _show_devices()
     _call_tensor_methods()
+    _follow_optimizers()
     _run_eagerly_what_fails(recorder)
 
 
@@ -122,6 +125,30 @@ def _call_tensor_methods() -> None:
     TensorVariable.dynamic_getattr = dynamic_getattr  # type: ignore[method-assign]
 
 
+def _follow_optimizers() -> None:
+    """Dynamo runs `_init_group` for real: the states it makes are the program's own."""
+    call = OptimizerVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
+        if name != "_init_group" or not hasattr(self.value, name):
+            return call(self, tx, name, *args)
+        traced(self.value)
+        owner = type(self.value)
+        original = owner._init_group
+
+        def _init_group(*args: Any, **kwargs: Any) -> Any:
+            with compiling.paused():
+                return original(*args, **kwargs)
+
+        owner._init_group = _init_group
+        try:
+            return call(self, tx, name, *args)
+        finally:
+            owner._init_group = original
+
+    OptimizerVariable.call_method = call_method  # type: ignore[method-assign]
+
+
 def _run_eagerly_what_fails(recorder: Recorder) -> None:
     """A frame that Dynamo fails on runs eagerly: if the program is wrong, the eager code says how.
 
@@ -136,8 +163,8 @@ def _run_eagerly_what_fails(recorder: Recorder) -> None:
         except _FAILURES as error:
             code = frame.f_code
             recorder.notice(
-                f"torch.compile failed on {code.co_name} ({_short(code.co_filename)}:{code.co_firstlineno}): it ran eagerly,"
-                f" and its memory is eager's ({first_line(error)})"
+                f"torch.compile failed on {code.co_name} ({short_path(code.co_filename)}:{code.co_firstlineno}): it ran"
+                f" eagerly, and its memory is eager's ({first_line(error)})"
             )
             return ConvertFrameReturn()
 
@@ -148,7 +175,3 @@ def first_line(error: BaseException) -> str:
     """What went wrong, without the advice that torch adds."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text[:200].rstrip(".: ")
-
-
-def _short(filename: str) -> str:
-    return filename.replace("\\", "/").rsplit("/", 1)[-1]

@@ -30,6 +30,7 @@ from torch._inductor.codegen.cuda import device_op_overrides
 from torch._inductor.cpu_vec_isa import VecISA
 from torch._inductor.graph import GraphLowering
 
+from windtunnel.capture.pytorch.compiler.compiled_steps import framed
 from windtunnel.capture.pytorch.compiler.dynamo import first_line
 from windtunnel.capture.pytorch.compiler.generated_code import load_generated, rehearse
 from windtunnel.capture.pytorch.compiler.traced_devices import lowering, seen_by_program
@@ -72,7 +73,7 @@ def install_inductor(recorder: Recorder) -> None:
 
 
 def _compile_to_module(self: GraphLowering) -> ModuleType:
-    with config.patch(profile_bandwidth=True):  # then each kernel says how many bytes it moves
+    with config.patch(profile_bandwidth=world.device_type == "cuda"):  # then a kernel says how many bytes it moves
         code, _ = self.codegen()
     module = load_generated(code.value, {**self.constants, **self.torchbind_constants})  # type: ignore[union-attr]
     rehearse(module, self.example_inputs, code.value)  # type: ignore[union-attr]
@@ -90,13 +91,13 @@ def _lowering_for_device(compile_fx: Callable[..., Any], recorder: Recorder) -> 
             return compile_fx(model, inputs, inner_compile, *args, **kwargs)
         with _without_devices_work(kwargs, recorder):
             try:
-                return compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs)
+                return framed(compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs))
             except Exception as error:
                 recorder.notice(
                     f"torch.compile failed on a graph that {recorder.user_line()} called: it ran eagerly, and its memory is"
                     f" eager's ({first_line(error)})"
                 )
-                return model.forward
+                return framed(model.forward)
 
     return compile
 
@@ -211,6 +212,9 @@ def _register_card() -> None:
         def current_stream(self) -> str:
             return "None"
 
+    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
+        if not hasattr(torch._C, name):  # what a CUDA build has, and Inductor imports when it sees one
+            setattr(torch._C, name, type(name, (), {}))
     assert device_op_overrides  # imported first: it registers its own
     get_interface_for_device("cpu")  # and so does this
     for name in ("cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):

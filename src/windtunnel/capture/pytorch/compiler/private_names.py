@@ -21,6 +21,7 @@ _NAMES = {
     "torch._dynamo.trace_rules": "BUILTIN_INLINE_WHEN_CALLED SKIP_DIRS _recompile_re clear_lru_cache",
     "torch._dynamo.types": "ConvertFrameReturn",
     "torch._dynamo.utils": "counters get_compilation_metrics unpatched_nn_module_call",
+    "torch._dynamo.variables.optimizer": "OptimizerVariable.call_method",
     "torch._dynamo.variables.tensor": "TensorVariable.dynamic_getattr TensorVariable.method_attr_device"
     " TensorVariable.method_attr_is_cuda",
     "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable._get_handlers",

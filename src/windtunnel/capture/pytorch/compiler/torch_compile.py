@@ -100,7 +100,9 @@ def compiled_parts(recorder: Recorder, modules: Iterable[int]) -> dict[str, Any]
         "modules": [names[path] for path in modules],
     }
     if _why_not and not _why_not[0]:
-        parts["compiler"] = load("windtunnel.capture.pytorch.compiler.compilations", "torch").compilations()
+        parts["compiler"] = load("windtunnel.capture.pytorch.compiler.compilations", "torch").compilations(
+            recorder
+        )
     return parts
 
 

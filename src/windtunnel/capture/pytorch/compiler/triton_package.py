@@ -37,20 +37,54 @@ def install_triton() -> bool:
 
 def _tell_inductor() -> None:
     """A program may have imported Inductor before it compiled anything: its names of Triton are those of an absent one."""
-    compat = sys.modules.get("torch._inductor.runtime.triton_compat")
+    _tell("torch._inductor.runtime.triton_compat")
+    hints = sys.modules.get("torch._inductor.runtime.hints")
+    if hints is not None:
+        _replace({id(hints.AttrsDescriptorWrapper): _attributes})
+
+
+def _attributes(
+    divisible_by_16: Any = None, equal_to_1: Any = None, pointer_range_32: Any = None
+) -> dict[tuple[int], list[list[Any]]]:
+    """As Inductor describes the arguments of a kernel to a Triton since 2025."""
+    found: dict[tuple[int], list[list[Any]]] = {}
+    for name, positions in (("tt.divisibility", divisible_by_16), ("tt.pointer_range", pointer_range_32)):
+        for position in positions or ():
+            found.setdefault((position,), []).append([name, 16 if name == "tt.divisibility" else 32])
+    return found
+
+
+def _tell(name: str) -> None:
+    compat = sys.modules.get(name)
     if compat is None:
         return
     old = {key: value for key, value in vars(compat).items() if not key.startswith("__")}
     reload(compat)
     changed = {key: value for key, value in old.items() if vars(compat)[key] is not value}
-    key_of = {id(value): key for key, value in changed.items() if not isinstance(value, (bool, NoneType))}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch._inductor.") and type(module) is ModuleType:
-            for key, value in list(vars(module).items()):
-                if key in changed and value is changed[key]:
-                    setattr(module, key, vars(compat)[key])
-                elif id(value) in key_of:  # under another name
-                    setattr(module, key, vars(compat)[key_of[id(value)]])
+    for module in _modules_of_inductor():
+        for key, value in list(vars(module).items()):
+            if key in changed and value is changed[key]:
+                setattr(module, key, vars(compat)[key])
+    _replace(
+        {
+            id(value): vars(compat)[key]
+            for key, value in changed.items()
+            if not isinstance(value, (bool, NoneType))
+        }
+    )
+
+
+def _replace(new_of: dict[int, Any]) -> None:
+    """Values by identity: a module may have given them another name."""
+    for module in _modules_of_inductor():
+        for key, value in list(vars(module).items()):
+            if id(value) in new_of:
+                setattr(module, key, new_of[id(value)])
+
+
+def _modules_of_inductor() -> list[ModuleType]:
+    found = [module for name, module in sys.modules.items() if name.startswith("torch._inductor.")]
+    return [module for module in found if type(module) is ModuleType]
 
 
 class _Anything:

@@ -8,6 +8,8 @@ with compiling: ...                                                  ──> wha
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -33,6 +35,20 @@ class _Compiling(threading.local):
         self.depth -= 1
         if self.depth == 0:
             del world.index_of_device
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The compiler runs a part of the program for real."""
+        depth, self.depth = self.depth, 0
+        if depth:
+            silent = world.index_of_device
+            del world.index_of_device
+        try:
+            yield
+        finally:
+            self.depth = depth
+            if depth:
+                world.index_of_device = silent  # type: ignore[misc]
 
 
 compiling = _Compiling()
