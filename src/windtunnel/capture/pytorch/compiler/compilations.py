@@ -5,6 +5,7 @@ Dynamo's records of this process ──> compilations() ──> footer["compiled
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch._dynamo import output_graph
@@ -16,27 +17,28 @@ __all__ = ["compilations"]
 
 
 def compilations(recorder: Recorder) -> dict[str, Any]:
-    """Counts, and for each graph break and recompilation why and where."""
-    breaks = [
-        {"where": _line(reason.user_stack, recorder), "why": _first_line(reason.reason)}
+    """Counts, and for each graph break and recompilation why and where, most frequent first."""
+    breaks = Counter(
+        (_line(reason.user_stack, recorder), _first_line(reason.reason))
         for reason in output_graph.graph_break_reasons
         if reason.graph_break
-    ]
-    recompilations = [
-        {
-            "where": f"{short_path(each.co_filename)}:{each.co_firstlineno}",
-            "why": _first_line(each.recompile_reason),
-        }
+    )
+    again = Counter(
+        (f"{short_path(each.co_filename or '')}:{each.co_firstlineno}", _first_line(each.recompile_reason))
         for each in get_compilation_metrics()
-        if getattr(each, "recompile_reason", None)
-    ]
+        if each.recompile_reason
+    )
     return {
         "n_graphs": int(counters["stats"].get("unique_graphs", 0)),
         "n_graph_breaks": sum(counters["graph_break"].values()),
-        "graph_breaks": breaks,
-        "n_recompilations": len(recompilations),
-        "recompilations": recompilations,
+        "n_recompilations": again.total(),
+        "graph_breaks": _listed(breaks),
+        "recompilations": _listed(again),
     }
+
+
+def _listed(notes: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"where": where, "why": why, "count": n} for (where, why), n in notes.most_common()]
 
 
 def _line(stack: Any, recorder: Recorder) -> str:

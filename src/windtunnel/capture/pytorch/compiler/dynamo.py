@@ -38,7 +38,7 @@ def install_dynamo(recorder: Recorder) -> None:
     _give_each_name_a_function()
     _forget_tables()
     if is_installed("triton") and not hasattr(utils, "triton"):
-        utils.triton = load_door("triton")  # type: ignore[attr-defined]  # it looked before there was one
+        utils.triton = load_door("triton")  # it looked before there was one
     _trace_through_ours()
     _show_devices()
     _call_tensor_methods()
@@ -70,7 +70,7 @@ def _copy(function: types.FunctionType) -> types.FunctionType:
 
 def _forget_tables() -> None:
     trace_rules.clear_lru_cache()
-    torch_variables.TorchInGraphFunctionVariable._get_handlers.cache_clear()  # type: ignore[attr-defined]
+    torch_variables.TorchInGraphFunctionVariable._get_handlers.cache_clear()
     for module, name, current in (
         (utils, "unpatched_nn_module_call", torch.nn.Module.__call__),
         (mutation_guard, "unpatched_nn_module_init", torch.nn.Module.__init__),
@@ -109,7 +109,7 @@ def _show_devices() -> None:
         return VariableTracker.build(tx, seen_by_program(self.device).type == "cuda")
 
     TensorVariable.method_attr_device = method_attr_device  # type: ignore[method-assign]
-    TensorVariable.method_attr_is_cuda = method_attr_is_cuda  # type: ignore[method-assign]
+    TensorVariable.method_attr_is_cuda = method_attr_is_cuda  # type: ignore[method-assign, assignment]
 
 
 def _call_tensor_methods() -> None:
@@ -146,7 +146,7 @@ def _follow_optimizers() -> None:
         finally:
             owner._init_group = original
 
-    OptimizerVariable.call_method = call_method  # type: ignore[method-assign]
+    OptimizerVariable.call_method = call_method  # type: ignore[method-assign, assignment]
 
 
 def _run_eagerly_what_fails(recorder: Recorder) -> None:

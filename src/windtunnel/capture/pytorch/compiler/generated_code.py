@@ -184,7 +184,7 @@ def _allocator_on(device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
-    return view_of(tensor, size, stride, tensor.storage_offset() + offset)
+    return view_of(tensor, size, stride, int(tensor.storage_offset()) + offset)
 
 
 def _alloc_from_pool(

@@ -73,7 +73,9 @@ def install_inductor(recorder: Recorder) -> None:
 
 
 def _compile_to_module(self: GraphLowering) -> ModuleType:
-    with config.patch(profile_bandwidth=world.device_type == "cuda"):  # then a kernel says how many bytes it moves
+    with config.patch(
+        profile_bandwidth=world.device_type == "cuda"
+    ):  # then a kernel says how many bytes it moves
         code, _ = self.codegen()
     module = load_generated(code.value, {**self.constants, **self.torchbind_constants})  # type: ignore[union-attr]
     rehearse(module, self.example_inputs, code.value)  # type: ignore[union-attr]

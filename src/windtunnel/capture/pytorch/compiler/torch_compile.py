@@ -62,7 +62,7 @@ def install_compile(recorder: Recorder, mark_compiled: Callable[[torch.nn.Module
         else:
             run_eagerly(self)
 
-    torch.compile = compile  # type: ignore[assignment]
+    torch.compile = compile
     torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
 
 

@@ -68,7 +68,7 @@ def _install_constructor() -> None:
         for name in names:
             if kwargs.get(name) is not None:
                 kwargs[name] = _inside_torch(kwargs[name])
-        return new(cls, mode, elem, device, *args, **kwargs)  # type: ignore[arg-type]
+        return new(cls, mode, elem, device, *args, **kwargs)
 
     FakeTensor.__new__ = __new__  # type: ignore[method-assign, assignment]
 

@@ -27,7 +27,7 @@ def install_triton() -> bool:
     """Serve the package if Triton is not installed; whether it is ours."""
     if "triton" in sys.modules or is_installed("triton"):
         return False
-    sys.meta_path.append(_Finder())  # type: ignore[arg-type]  # a finder by its methods, like the package finder
+    sys.meta_path.append(_Finder())  # a finder by its methods, like the package finder
     for function in vars(_triton).values():  # they remember that there is no Triton
         if hasattr(function, "cache_clear"):
             function.cache_clear()
