@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -98,17 +100,13 @@ def test_a_fused_kernel_is_one_row_with_what_it_reads_and_writes(trained):
 
 def test_matrix_products_of_compiled_code_are_library_kernels(trained):
     names = [s.name for s in signatures(trained, Phase.FORWARD)]
+    assert [n for n in names if n.startswith("aten.") and "mm" in n] == ["aten.addmm.out", "aten.mm.out"]
     assert "aten.gelu.default" not in names
-    assert [n for n in names if "mm" in n.split(".")[1]] == ["aten.addmm.out", "aten.mm.out"] or (
-        names.count("aten.addmm.out") == 2
-    )
 
 
 def test_forward_keeps_what_the_partitioner_saves(trained):
-    matrix = 32 * 64 * 4
-    # of the norm: its input's statistics (or the normalised values), of gelu its input and result, and the sum's result
-    assert trained.answer >= 512 + matrix + 2 * 4 * matrix
-    assert trained.answer < 6 * 4 * matrix
+    # results of the norm, of `up` and of gelu; blocks for the norm's two statistics and the loss; nothing for the sum
+    assert trained.answer == 4 * (32 * 64 + 2 * 32 * 256) + 3 * 512
 
 
 def test_a_compiled_optimizer_makes_states_and_counts_a_step(trained):
@@ -130,7 +128,8 @@ def test_graph_breaks_and_recompilations_are_counted_and_have_lines(interrupted)
     compiled = interrupted.recording.footer["compiled"]["compiler"]
     assert (compiled["n_graphs"], compiled["n_graph_breaks"], compiled["n_recompilations"]) == (5, 1, 1)
     (one,) = compiled["graph_breaks"]
-    line = next(i for i, text in enumerate(open(__file__, encoding="utf-8"), 1) if 'print("here")' in text)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if text.strip() == 'print("here")')
     assert one["where"] == f"test_compiled.py:{line}"
     (again,) = compiled["recompilations"]
     assert "FACTOR" in again["why"]

@@ -102,9 +102,15 @@ def test_compiled_flex_attention_is_one_kernel_without_scores():
     rows = 2 * 8 * 256
     out, lse = rows * 64 * 2, rows * 4
     sizes = [n for n in run.alloc_sizes() if n > 64]  # the mask of no blocks is a few numbers
-    assert sizes[3:6] == [out, lse, lse]  # after q, k and v: the result, a log-sum-exp and a maximum per row
+    assert sorted(sizes[3:6]) == [
+        lse,
+        lse,
+        out,
+    ]  # after q, k and v: a log-sum-exp and a maximum per row, the result
     assert max(sizes) == out  # scores would take 256 numbers a row
-    assert "flex_attention.backward.default" in run.op_names
+    kernels = [name for name in run.op_names if "triton_tem_fused" in name]
+    assert len(kernels) == 2, run.notices
+    assert "flex_attention_backward" in kernels[1]
 
 
 def test_uncompiled_flex_attention_makes_every_score():

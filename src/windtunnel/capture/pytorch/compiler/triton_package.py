@@ -6,13 +6,12 @@ import triton ──> a package with the names that Inductor's code generator re
 from __future__ import annotations
 
 import sys
-from importlib import reload
 from types import ModuleType, NoneType
 from typing import Any
 
 from torch.utils import _triton
 
-from windtunnel.frameworks import is_installed, load_door
+from windtunnel.frameworks import is_installed, load_again, load_door
 
 __all__ = ["install_triton"]
 
@@ -59,7 +58,7 @@ def _tell(name: str) -> None:
     if compat is None:
         return
     old = {key: value for key, value in vars(compat).items() if not key.startswith("__")}
-    reload(compat)
+    load_again(compat)
     changed = {key: value for key, value in old.items() if vars(compat)[key] is not value}
     for module in _modules_of_inductor():
         for key, value in list(vars(module).items()):
