@@ -7,7 +7,10 @@ nothing was built before them; what was built earlier is built again.
 from __future__ import annotations
 
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from windtunnel.frameworks import is_installed, load_door
 
 __all__ = ["first_line", "install_dynamo"]
 
+_LONG_S = 10
 _FAILURES = (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError)
 
 
@@ -158,7 +162,7 @@ def _run_eagerly_what_fails(recorder: Recorder) -> None:
 
     def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with compiling:
+            with compiling, _patience(frame.f_code):
                 return convert(self, frame, *args, **kwargs)
         except _FAILURES as error:
             code = frame.f_code
@@ -169,6 +173,26 @@ def _run_eagerly_what_fails(recorder: Recorder) -> None:
             return ConvertFrameReturn()
 
     ConvertFrameAssert.__call__ = __call__  # type: ignore[method-assign]
+
+
+@contextmanager
+def _patience(code: types.CodeType) -> Iterator[None]:
+    """Tell a user who has waited long what for."""
+
+    def say() -> None:
+        where = f"{short_path(code.co_filename)}:{code.co_firstlineno}"
+        sys.stderr.write(
+            f"windtunnel: torch.compile has been at work on {code.co_name} ({where}) for {_LONG_S} s\n"
+        )
+        sys.stderr.flush()
+
+    timer = threading.Timer(_LONG_S, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def first_line(error: BaseException) -> str:
