@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.capture.pytorch.simulated import simulate
+from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.events.model import Kind, Op, Phase
 
 FACTOR = 2  # a global that compiled code reads
@@ -179,3 +180,16 @@ def test_a_program_that_compiles_nothing_does_not_load_the_compiler():
         return sorted(name.removeprefix(ours) for name in sys.modules if name.startswith(ours))
 
     assert simulate(program).answer == ["compiled_steps", "torch_compile", "triton_package"]
+
+
+def test_what_a_compiler_computes_with_is_real():
+    """The partitioner solves a knapsack in a large host tensor."""
+
+    def program():
+        with compiling:
+            table = torch.zeros(1 << 19, device="cpu")
+            table[5] = 3.0
+            return table.sum().item(), torch.tensor([2.0]).item()
+
+    for device in ("cpu", "a100-80gb"):
+        assert simulate(program, device).answer == (3.0, 2.0)
