@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from windtunnel.errors import MissingFramework
 
-__all__ = ["is_installed", "load", "load_door", "location_of", "require"]
+__all__ = ["is_installed", "load", "load_again", "load_door", "location_of", "require"]
 
 
 def load(module: str, framework: str) -> ModuleType:
@@ -49,6 +49,11 @@ def _missing(framework: str) -> MissingFramework:
 def load_door(module: str) -> ModuleType:
     """Import one of our own modules by name, for the lazy names of `windtunnel/__init__.py`."""
     return import_module(module)
+
+
+def load_again(module: ModuleType) -> None:
+    """Run a module once more in its own namespace: what it found out when it was imported is no longer so."""
+    reload(module)
 
 
 def location_of(package: str) -> Path | None:

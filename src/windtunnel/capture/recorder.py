@@ -18,7 +18,7 @@ from windtunnel.capture.values_set_by_user import values_set_by_user
 from windtunnel.events.file import FLUSH_EVERY, RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
-__all__ = ["EndlessLoop", "Recorder", "UnknownValue"]
+__all__ = ["EndlessLoop", "Recorder", "UnknownValue", "short_path"]
 
 _ROOT_OF_FRAMEWORKS = ("torch", "windtunnel")
 _MOST_READS = (
@@ -235,8 +235,8 @@ class Recorder:
         """`train.py:41`: the innermost line of code that is neither torch's nor ours."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if not self._is_framework(frame.f_code.co_filename):
-                return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            if not self.is_framework(frame.f_code.co_filename):
+                return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back
         return "(no Python line)"
 
@@ -258,7 +258,7 @@ class Recorder:
 
     def _intern_frame(self, frame: FrameType, key: tuple[int, int]) -> int:
         code = frame.f_code
-        if self._is_framework(code.co_filename):
+        if self.is_framework(code.co_filename):
             known = NO_NAME
         else:
             known = self.writer.frame(code.co_filename, frame.f_lineno, code.co_name)
@@ -269,7 +269,7 @@ class Recorder:
     def _stack(self, frame: FrameType | None) -> int:
         frames: list[FrameType] = []
         while frame is not None:
-            if not self._is_framework(frame.f_code.co_filename):
+            if not self.is_framework(frame.f_code.co_filename):
                 frames.append(frame)
             frame = frame.f_back
         parent = NO_NAME
@@ -277,7 +277,7 @@ class Recorder:
             parent = self.writer.frame(each.f_code.co_filename, each.f_lineno, each.f_code.co_name, parent)
         return parent
 
-    def _is_framework(self, filename: str) -> bool:
+    def is_framework(self, filename: str) -> bool:
         known = self._is_ours.get(filename)
         if known is None:
             parts = filename.replace("\\", "/").split("/")
@@ -297,7 +297,7 @@ def _most_reads() -> int:
     return int(text) if text.isdecimal() else _MOST_READS
 
 
-def _short(filename: str) -> str:
+def short_path(filename: str) -> str:
     """A short form of a path: from the package on for installed packages, otherwise the file name."""
     text = filename.replace("\\", "/")
     if "/site-packages/" in text:

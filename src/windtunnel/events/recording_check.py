@@ -75,6 +75,26 @@ def _check_description(description: Any, what: str) -> None:
         raise _Wrong(f"the compiled modules in its {what} are not names")
     if not all(isinstance(pair, list) and all(map(_is_text, pair)) for pair in functions):
         raise _Wrong(f"the compiled functions in its {what} are not names")
+    if not _are_compilations(compiled.get("compiler") or {}):
+        raise _Wrong(f"the compilations in its {what} are not counts and lines")
+
+
+def _are_compilations(compiler: Any) -> bool:
+    if not isinstance(compiler, dict):
+        return False
+    counts = (compiler.get(name, 0) for name in ("n_graphs", "n_graph_breaks", "n_recompilations"))
+    lists = [compiler.get(name, []) for name in ("graph_breaks", "recompilations")]
+    if not all(isinstance(each, list) for each in lists):
+        return False
+    notes = [note for each in lists for note in each]
+    return all(_is_whole(count, 0, _LARGEST_ID) for count in counts) and all(
+        isinstance(note, dict)
+        and note.keys() == {"where", "why", "count"}
+        and _is_text(note["where"])
+        and _is_text(note["why"])
+        and _is_whole(note["count"], 0, _LARGEST_ID)
+        for note in notes
+    )
 
 
 def _check_frames(frames: Iterable[Frame]) -> None:

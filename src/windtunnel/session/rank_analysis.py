@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,15 @@ from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.pictures.memory import draw_picture
-from windtunnel.report.results.run import DeviceResult, RankResult, UnknownValue, build_times, rank_result
+from windtunnel.report.results.run import (
+    CompiledCode,
+    CompilerNote,
+    DeviceResult,
+    RankResult,
+    UnknownValue,
+    build_times,
+    rank_result,
+)
 from windtunnel.session.rank_crash import crash_of
 from windtunnel.session.rank_process import CANNOT_RECORD, OUR_BUG
 from windtunnel.session.rank_recording import allocator_maker, recording_of
@@ -119,6 +127,7 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis
             UnknownValue(u["where"], u["what"], u["value"], u["count"])
             for u in outcome.get("unknown_values", ())
         ),
+        compiled=_compiled_code(outcome),
         notes=(
             *result.notes,
             *workspace_notes,
@@ -134,6 +143,15 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis
         else None
     )
     return RankAnalysis(Finding(result, communication, code, device_index), recorded)
+
+
+def _compiled_code(outcome: Mapping[str, Any]) -> CompiledCode | None:
+    counted = (outcome.get("compiled") or {}).get("compiler")
+    if not counted:
+        return None
+    counts = (counted.get(name, 0) for name in ("n_graphs", "n_graph_breaks", "n_recompilations"))
+    notes = (counted.get(name, ()) for name in ("graph_breaks", "recompilations"))
+    return CompiledCode(*counts, *(tuple(CompilerNote(**note) for note in each) for each in notes))
 
 
 def detail_rank(request: RunRequest, recording_path: Path, device_index: int, most: int) -> dict[str, Any]:

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo  # what optimizers import late: once here instead of in every child
 
 from tests.memory.recorded import memory_of
+from windtunnel.capture.pytorch.compiler.torch_compile import TRIED_TORCH
 from windtunnel.capture.pytorch.rank import run_rank
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import find_device
@@ -34,7 +36,12 @@ from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory
 from windtunnel.memory.counters_for_script import LiveMemory
 
-__all__ = ["Simulated", "run_plainly", "simulate"]
+__all__ = ["Simulated", "needs_compiler", "run_plainly", "simulate"]
+
+needs_compiler = pytest.mark.skipif(
+    not torch.__version__.startswith(TRIED_TORCH),
+    reason=f"torch.compile is simulated with torch {TRIED_TORCH}x; with others it runs eagerly",
+)
 
 LONGEST_S = 900  # only what hangs is ended: a busy machine is no reason to fail
 

@@ -246,18 +246,18 @@ def test_marks_of_a_recomputation_come_in_pairs_even_if_it_stops_early():
     assert [e.module for e in edges[::2]] == [e.module for e in edges[1::2]]
 
 
-def test_the_recording_says_what_was_compiled():
+def test_the_recording_says_what_should_be_compiled_and_ran_eagerly():
     def program():
-        net = nn.Sequential(Block(), nn.Linear(16, 4)).cuda()
+        net = nn.Sequential(Block(), nn.Linear(16, 4)).npu()
         net[0].compile()
 
         @torch.compile
         def activate(x):
             return torch.relu(x) * 2
 
-        return activate(net(torch.ones(2, 16, device="cuda"))).shape
+        return activate(net(torch.ones(2, 16, device="npu"))).shape
 
-    done = simulate(program)
+    done = simulate(program, "ascend-910b-64gb")
     compiled = done.recording.footer["compiled"]
     assert sorted(compiled["modules"]) == ["0", "0.down", "0.up"]
     ((file, name),) = compiled["functions"]
@@ -266,10 +266,10 @@ def test_the_recording_says_what_was_compiled():
 
 def test_compiling_the_whole_model_names_every_module():
     def program():
-        net = torch.compile(nn.Sequential(Block(), nn.Linear(16, 4)).cuda())
-        net(torch.ones(2, 16, device="cuda"))
+        net = torch.compile(nn.Sequential(Block(), nn.Linear(16, 4)).npu())
+        net(torch.ones(2, 16, device="npu"))
 
-    assert sorted(simulate(program).recording.footer["compiled"]["modules"]) == [
+    assert sorted(simulate(program, "ascend-910b-64gb").recording.footer["compiled"]["modules"]) == [
         "0", "0.down", "0.up", "1", "Sequential",
     ]  # fmt: skip
 

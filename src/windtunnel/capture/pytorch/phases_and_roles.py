@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from windtunnel.capture.pytorch.compiler.compiled_steps import set_hooks
 from windtunnel.capture.pytorch.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.tensors.storage import sim_of
+from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -74,7 +76,10 @@ class _Follower:
         recorder = self.recorder
         follower = self
 
-        def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo treats a function of this name as torch's own: it compiles forward, not the call around it.
+        def _wrapped_call_impl(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
             before, phase_before = recorder.module, recorder.phase
             spans = follower.own_spans()
             if spans.depth == 0:
@@ -97,7 +102,7 @@ class _Follower:
                 if phase_before != Phase.BUILD:
                     recorder.phase = phase_before
 
-        torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = _wrapped_call_impl  # type: ignore[method-assign]
 
     def own_spans(self) -> _Spans:
         spans = getattr(self.local, "spans", None)
@@ -155,6 +160,8 @@ class _Follower:
 
         class Engine:
             def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+                if compiling.depth:  # a compiler follows forward and backward to make one graph of them
+                    return engine.run_backward(*args, **kwargs)
                 before = (recorder.phase, recorder.module, follower.spans)
                 recorder.phase = int(Phase.BACKWARD)
                 follower.spans = follower.own_spans()
@@ -188,10 +195,13 @@ class _Follower:
     # -- optimizer --------------------------------------------------------------------------------------------------
 
     def install_optimizers(self) -> None:
+        set_hooks(self.before_step, self.after_step)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.recorder.phase != Phase.OPTIMIZER:
             self.phases_before.clear()  # a step that raised never ended
         self.phases_before.append(self.recorder.phase)
@@ -206,6 +216,8 @@ class _Follower:
                     self.mark(parameter.grad, Role.GRADIENT, name)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         for parameter, state in optimizer.state.items():
             if isinstance(state, dict):
                 name = self.names.get(id(parameter), "")
@@ -289,18 +301,21 @@ def _install_build_times() -> None:
     init, set_attribute = torch.nn.Module.__init__, torch.nn.Module.__setattr__
 
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.__dict__[_STARTED] = time.process_time()
+        if not torch.compiler.is_compiling():
+            self.__dict__[_STARTED] = time.process_time()
         init(self, *args, **kwargs)
 
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
         set_attribute(self, name, value)
-        if isinstance(value, (torch.nn.Module, torch.Tensor)):
+        if not torch.compiler.is_compiling() and isinstance(value, (torch.nn.Module, torch.Tensor)):
             self.__dict__[_LAST] = time.process_time()
 
     add_module = torch.nn.Module.add_module
 
     def add(self: torch.nn.Module, name: str, module: Any) -> None:
         add_module(self, name, module)
+        if torch.compiler.is_compiling():
+            return
         self.__dict__[_LAST] = time.process_time()
 
     torch.nn.Module.add_module = add  # type: ignore[method-assign]

@@ -26,7 +26,8 @@ from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
-from windtunnel.capture.pytorch import processes, saved_tensors, spawn, torch_compile, what_if
+from windtunnel.capture.pytorch import processes, saved_tensors, spawn, what_if
+from windtunnel.capture.pytorch.compiler import torch_compile
 from windtunnel.capture.pytorch.kernels import (
     attention,
     autocast,
@@ -37,7 +38,7 @@ from windtunnel.capture.pytorch.kernels import (
     registration,
 )
 from windtunnel.capture.pytorch.packages.finder import install_packages
-from windtunnel.capture.pytorch.phases_and_roles import install_program
+from windtunnel.capture.pytorch.phases_and_roles import compiled_paths, install_program, mark_compiled
 from windtunnel.capture.pytorch.tensors import storage
 from windtunnel.capture.pytorch.torch_api import (
     constructors,
@@ -142,7 +143,7 @@ def _close(
         "has_unread_arguments": arguments is not None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
         "batches": changes.batches.as_footer(),
-        "compiled": torch_compile.compiled_parts(recorder),
+        "compiled": torch_compile.compiled_parts(recorder, compiled_paths),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
@@ -175,7 +176,7 @@ def install(
     safetensors.install_safetensors()
     export.install_exports()
     processes.install_processes()
-    torch_compile.install_compile(recorder)
+    torch_compile.install_compile(recorder, mark_compiled)
     distributed.install_distributed(task.rank, task.world_size, messages, task.max_steps is not None)
     spawn.install_spawn(recorder)
     install_program(recorder)
@@ -310,7 +311,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def _last_user_line(error: BaseException, recorder: Recorder) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not recorder._is_framework(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not recorder.is_framework(f.filename)]
     own = [frame for frame in frames if not _is_installed(frame.filename)]
     return next((f"{frame.filename}:{frame.lineno}" for frame in reversed(own or frames)), "")
 

@@ -29,6 +29,8 @@ from windtunnel.report.rank_spans import rank_spans, ranks_in
 from windtunnel.report.record_types import check_record
 from windtunnel.report.results.run import (
     SCHEMA,
+    CompiledCode,
+    CompilerNote,
     DeviceResult,
     RankResult,
     Remedy,
@@ -238,6 +240,7 @@ def rank_document(rank: RankResult) -> dict[str, Any]:
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
     document["notes"] = list(rank.notes)
     document["time"] = _rank_time_document(rank.time)
+    document["compiled"] = asdict(rank.compiled) if rank.compiled else None
     return document
 
 
@@ -265,7 +268,14 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
     known["notes"] = tuple(document.get("notes", ()))
     known["time"] = _rank_time_of_document(document.get("time"))
+    known["compiled"] = _compiled_of(document["compiled"]) if document.get("compiled") else None
     return RankResult(**known)
+
+
+def _compiled_of(document: dict[str, Any]) -> CompiledCode:
+    kinds = ("graph_breaks", "recompilations")
+    notes = {kind: tuple(CompilerNote(**note) for note in document[kind]) for kind in kinds}
+    return CompiledCode(**(document | notes))
 
 
 def _bytes_named(record: dict[str, Any]) -> dict[str, Any]:

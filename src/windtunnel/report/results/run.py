@@ -47,6 +47,26 @@ class UnknownValue:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilerNote:
+    """A graph break or a recompilation: the program's line, and torch's reason."""
+
+    where: str  # "model.py:41"
+    why: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCode:
+    """What torch.compile made of the program, in its own counts."""
+
+    n_graphs: int
+    n_graph_breaks: int
+    n_recompilations: int
+    graph_breaks: tuple[CompilerNote, ...] = ()
+    recompilations: tuple[CompilerNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceResult:
     name: str
     memory_bytes: int
@@ -85,6 +105,7 @@ class RankResult:
     library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, not in the peak
     notes: tuple[str, ...] = ()
     time: RankTimeResult | None = None  # level 3
+    compiled: CompiledCode | None = None  # None: the script compiled nothing, or nothing of it could be
 
 
 @dataclass(frozen=True, slots=True)

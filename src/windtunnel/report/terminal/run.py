@@ -23,7 +23,7 @@ from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers,
 from windtunnel.report.facts import five_facts
 from windtunnel.report.fitted_table import Cell, FittedTable, plain_table
 from windtunnel.report.results.fit_verdict import verdict
-from windtunnel.report.results.run import RankResult, RunResult
+from windtunnel.report.results.run import CompiledCode, RankResult, RunResult
 from windtunnel.report.terminal.ranks import members_of, ranks_table
 from windtunnel.report.terminal.time import time_parts
 from windtunnel.report.text_graph import ASCII, UNICODE, Pencils, draw_memory
@@ -89,6 +89,12 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
             "Values unknown on a simulated device (set them with windtunnel.mock, or MindSpore's dryrun.mock)"
         )
         parts += _titled(title, _unknown_table(rank))
+    if rank is not None and rank.compiled is not None:
+        parts += [Text(), Text(_compiled_line(rank.compiled))]
+        if rank.compiled.graph_breaks or rank.compiled.recompilations:
+            parts += _titled(
+                "Where compiled code was interrupted or compiled again", _compiler_table(rank.compiled)
+            )
     if rank is not None and rank.build_time_us and not has_failed:
         parts += _titled("Slowest modules to build (CPU time)", _build_table(rank))
     if rank is not None and rank.notes:
@@ -303,6 +309,27 @@ def _unknown_table(rank: RankResult) -> FittedTable:
     if len(rank.unknown_values) > _UNKNOWN_ROWS:
         rows.append((f"(and {len(rank.unknown_values) - _UNKNOWN_ROWS} more lines)", "", "", ""))
     return FittedTable(("line", "what", "taken as", "times"), tuple(rows), ("line",))
+
+
+def _compiled_line(compiled: CompiledCode) -> str:
+    counts = (
+        (compiled.n_graphs, "graph"),
+        (compiled.n_graph_breaks, "graph break"),
+        (compiled.n_recompilations, "recompilation"),
+    )
+    return "torch.compile: " + ", ".join(f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in counts)
+
+
+def _compiler_table(compiled: CompiledCode) -> FittedTable:
+    notes = [("graph break", note) for note in compiled.graph_breaks]
+    notes += [("recompilation", note) for note in compiled.recompilations]
+    rows: list[tuple[Cell, ...]] = [
+        ((note.where, note.where.rpartition("/")[2]), what, note.why, str(note.count))
+        for what, note in notes[:_UNKNOWN_ROWS]
+    ]
+    if len(notes) > _UNKNOWN_ROWS:
+        rows.append((f"(and {len(notes) - _UNKNOWN_ROWS} more lines)", "", "", ""))
+    return FittedTable(("line", "what", "why", "times"), tuple(rows), ("line",))
 
 
 def _build_table(rank: RankResult) -> FittedTable:

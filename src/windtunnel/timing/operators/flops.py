@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import prod
 
 from windtunnel.events.model import Signature
-from windtunnel.events.scalars import arguments_of
+from windtunnel.events.scalars import arguments_of, counted_of
 from windtunnel.timing.operators.mindspore_products import PRODUCTS, ProductSizes, tensors_of
-from windtunnel.timing.operators.operator_classes import base_name
+from windtunnel.timing.operators.operator_classes import OpClass, base_name, class_of
 
 __all__ = ["Attention", "attention_of", "base_name", "flops_of"]
 
@@ -43,6 +43,8 @@ class Attention:
 def flops_of(signature: Signature) -> int:
     if not signature.inputs:
         return 0
+    if class_of(signature.name) is OpClass.FUSED:
+        return counted_of(signature.scalars, "flops") or 0
     if (attention := attention_of(signature)) is not None:
         return attention.flops
     formula = _FORMULAS.get(base_name(signature.name))
@@ -94,6 +96,8 @@ def attention_of(signature: Signature) -> Attention | None:
     """The geometry of an attention kernel; None for other operators."""
     package, _, rest = signature.name.partition(".")
     kernel = _ATTENTION.get(base_name(signature.name)) or _ATTENTION.get(f"{package}.{rest.split('.')[0]}")
+    if kernel is None and package == "inductor" and (found := class_of(signature.name)) is not OpClass.FUSED:
+        kernel = (0, 99, "bhsd", _BACKWARD if found is OpClass.ATTENTION_BACKWARD else _FORWARD)
     if kernel is None:
         return None
     first, causal_at, layout, n_products = kernel

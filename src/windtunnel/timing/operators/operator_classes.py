@@ -40,6 +40,7 @@ class OpClass(Enum):
     TRANSFER = "transfer"  # between host and device
     SPECTRAL = "spectral"  # Fourier transforms
     SOLVER = "solver"  # dense linear algebra
+    FUSED = "fused"  # a kernel that a compiler made of several operators
     OTHER = "other"
 
 
@@ -217,7 +218,9 @@ _PACKAGES = {
     "scaled_softmax_cuda": OpClass.SOFTMAX,
     "flex_attention": OpClass.ATTENTION,
     "memcpy": OpClass.TRANSFER,
+    "inductor": OpClass.FUSED,
 }
+_COMPILED_ATTENTION = "triton_tem_fused_flex_attention"  # Inductor's own template of it
 _OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_foreach_", "multi_tensor", "npu_apply_adam")
 
 
@@ -232,6 +235,8 @@ def class_of(name: str) -> OpClass:
     base = base_name(name)
     if name.endswith(".view"):  # MindSpore's Transpose or Split where it makes no storage
         return OpClass.FREE
+    if base.startswith(_COMPILED_ATTENTION):
+        return OpClass.ATTENTION_BACKWARD if "backward" in base else OpClass.ATTENTION
     if (found := _PACKAGES.get(name.partition(".")[0])) is not None:
         is_backward = found is OpClass.ATTENTION and base.startswith("backward")
         return OpClass.ATTENTION_BACKWARD if is_backward else found

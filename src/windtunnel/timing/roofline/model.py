@@ -10,6 +10,7 @@ operator of no known class is bounded by its bytes, and its basis says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import ceil, log2
 
@@ -63,12 +64,23 @@ class Roofline:
         seconds = self._memory_seconds(n_bytes, 1.0) + self._least_seconds()
         return OpCost(seconds, self.calibration.host_fused_us * _US, n_bytes=n_bytes, op_class="fused")
 
+    def _compiled_cost(self, signature: Signature, n_bytes: int, flops: int) -> OpCost:
+        """One kernel that the compiler generated, as the recording holds it."""
+        fused = self.fused_cost(n_bytes)
+        if not flops:
+            return fused
+        peak = peak_flops(self.device, signature, OpClass.MATMUL) * self.calibration.matmul_share
+        seconds = max(fused.seconds, flops / peak + self._least_seconds())
+        return replace(fused, seconds=seconds, flops=flops)
+
     def _cost(self, signature: Signature, is_backward: bool) -> OpCost:
         found = class_of(signature.name)
         host = self._host_seconds(signature, found, is_backward)
         if found is OpClass.FREE:
             return OpCost(0.0, host, Basis.FREE, op_class=found.value)
         n_bytes, flops = bytes_moved(signature), flops_of(signature)
+        if found is OpClass.FUSED:
+            return self._compiled_cost(signature, n_bytes, flops)
         compute = self._compute_seconds(signature, found, flops)
         memory = self._memory_seconds(n_bytes, self._bandwidth_share(signature, found))
         if found is OpClass.TRANSFER:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from windtunnel.events.model import Signature, TensorSpec
-from windtunnel.events.scalars import arguments_of
+from windtunnel.events.scalars import arguments_of, counted_of
 from windtunnel.timing.operators.mindspore_products import tensors_of
 from windtunnel.timing.operators.operator_classes import OpClass, base_name, class_of
 
@@ -59,6 +59,8 @@ def bytes_moved(signature: Signature) -> int:
     found = class_of(signature.name)
     if found is OpClass.FREE:
         return 0
+    if found is OpClass.FUSED and (counted := counted_of(signature.scalars, "bytes")) is not None:
+        return counted
     base = base_name(signature.name)
     inputs = tensors_of(signature)
     outputs = () if base.startswith(_IN_PLACE) else signature.outputs
@@ -73,6 +75,8 @@ def bytes_moved(signature: Signature) -> int:
     if found is OpClass.OPTIMIZER and signature.name.startswith("ms."):
         return _updated(inputs, _STAND_INS.get(base, 0))
     read = sum(map(bytes_of, inputs)) - (bytes_of(inputs[_UNREAD[base]]) if base in _UNREAD else 0)
+    if not outputs and signature.scalars.endswith("out=_"):
+        return read  # each once: the result is the last of the inputs
     if not outputs:
         in_place = _first_list(signature) if found is OpClass.OPTIMIZER else inputs[:1]
         written = sum(map(bytes_of, in_place))

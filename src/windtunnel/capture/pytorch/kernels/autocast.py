@@ -17,6 +17,7 @@ import torch
 
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.tensors.traced import is_traced
 
 __all__ = [
     "FP32",
@@ -176,7 +177,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def _is_eligible(t: Tensor) -> bool:
-    return t.is_floating_point() and t.dtype is not torch.float64 and sim_of(t) is not None
+    return t.is_floating_point() and t.dtype is not torch.float64 and (sim_of(t) is not None or is_traced(t))
 
 
 def _is_low_precision(t: Any) -> bool:
@@ -244,6 +245,8 @@ def _on_backend(original: Callable[..., Any], device_type: str) -> Callable[...,
 
     def call(*args: Any) -> Any:
         if args and (args[0] == device_type or args[0] in world.aliases):
+            if device_type == "cpu" and len(args) > 1:
+                original(*args)  # traced tensors are the host's own
             args = (store.SIM.type, *args[1:])
         elif device_type == "cuda" and (not args or isinstance(args[0], bool)):
             args = (store.SIM.type, *args)  # the old one-argument form means cuda

@@ -15,6 +15,7 @@ from windtunnel.capture.pytorch.kernels.known_values import remember_values
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, world
 from windtunnel.capture.pytorch.tensors.strides import preserved_strides
+from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
 
 __all__ = [
     "allocating_on",
@@ -84,7 +85,9 @@ class allocating_on:
 
 
 def simulate(real: Tensor, device: torch.device = CPU) -> Tensor:
-    """A simulated twin of a real tensor; small ones keep their values."""
+    """A simulated twin of a real tensor; small ones keep their values. While a compiler traces, its own tensor."""
+    if is_traced(real):
+        return real.to(traced_device(device))
     twin = new_tensor(tuple(real.shape), preserved_strides(real), real.dtype, device)
     remember_values(twin, real.detach())
     return twin

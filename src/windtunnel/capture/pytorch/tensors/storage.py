@@ -23,7 +23,9 @@ from windtunnel.events.model import Role
 __all__ = [
     "CPU",
     "KNOWN_VALUE_LIMIT",
+    "NO_DEVICE",
     "SimStorage",
+    "World",
     "attach",
     "install_backend",
     "new_storage",

@@ -28,6 +28,7 @@ from windtunnel.capture.pytorch.kernels.device_argument import (
 )
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import CPU, sim_of, world
+from windtunnel.capture.pytorch.tensors.traced import compiling
 
 __all__ = ["install_constructors"]
 
@@ -88,6 +89,8 @@ def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor
             device = ambient_device()
         device = resolve_device(device)
         kwargs.pop("pin_memory", None)  # the host's memory counts as pinned
+        if device.type == "cpu" and compiling.depth:  # a compiler computes with it
+            return original(*args, **kwargs)
         if is_simulated_device(device):
             kwargs["device"] = store.SIM
             kwargs.pop("generator", None) if device.type != "cpu" else None
@@ -157,7 +160,7 @@ def _from_data(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         wanted = resolve_device(device) if device is not None else ambient_device()
         if device is None and wanted.type == "cpu" and world.device_type != "cpu":
             return original(data, *args, **kwargs)
-        if not is_simulated_device(wanted):
+        if not is_simulated_device(wanted) or (wanted.type == "cpu" and compiling.depth):
             return original(data, *args, device=wanted, **kwargs)
         requires_grad = kwargs.pop("requires_grad", False)
         kwargs.pop("pin_memory", None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from windtunnel.capture.pytorch.kernels.device_argument import (
     allocating_on,
@@ -23,6 +24,7 @@ from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.kernels.unknown_values import unknown_value
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
 from windtunnel.capture.pytorch.torch_api.saving import move_storage
 
 __all__ = ["install_tensor_methods"]
@@ -78,10 +80,13 @@ def _set_data(self: Tensor, value: Tensor) -> None:
 def _wrapping(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Inside torch, a wrapper of simulated tensors has their backend, whatever device the program names."""
 
-    def make_wrapper_subclass(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
-        if device is not None and resolve_device(device) in world.index_of_device:
-            device = store.SIM
-        return original(*args, **kwargs, **({} if device is None else {"device": device}))
+    def inner(device: Any) -> Any:
+        return store.SIM if resolve_device(device) in world.index_of_device else device
+
+    def make_wrapper_subclass(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        place = traced_device if cls is FunctionalTensor else inner
+        args = tuple(place(a) if a.__class__ is torch.device else a for a in args)
+        return original(cls, *args, **kwargs, **({} if device is None else {"device": place(device)}))
 
     return make_wrapper_subclass
 
@@ -104,6 +109,8 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if device is None:
         return _plain_to(self, *args, **kwargs) if args or kwargs.keys() - {"non_blocking"} else self
     wanted = resolve_device(device)
+    if sim is None and is_traced(self):
+        return _plain_to(self, traced_device(wanted), *args, **kwargs)
     if wanted == (sim.device if sim is not None else plain_device(self)):
         return _plain_to(self, *args, **kwargs) if args or kwargs.keys() - {"non_blocking"} else self
     if wanted.type == "meta":
