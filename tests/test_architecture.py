@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -129,16 +130,21 @@ BORROWED: set[str] = set()
 SOURCES = {
     path.relative_to(PACKAGE): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))
 }
-TREES = {path: ast.parse(text, str(path)) for path, text in SOURCES.items()}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parsed when a test asks: every worker of the suite imports this file."""
+    return {path: ast.parse(text, str(path)) for path, text in SOURCES.items()}
 
 
 def test_every_room_is_in_the_table():
-    assert {_room(path) for path in TREES if len(path.parts) > 1} == set(MAY_IMPORT)
-    assert {path.stem for path in TREES if len(path.parts) == 1} == GROUND | DOORS
+    assert {_room(path) for path in trees() if len(path.parts) > 1} == set(MAY_IMPORT)
+    assert {path.stem for path in trees() if len(path.parts) == 1} == GROUND | DOORS
 
 
 def test_imports_follow_the_arrows():
-    assert _against_the_arrows(TREES) == []
+    assert _against_the_arrows(trees()) == []
 
 
 @pytest.mark.parametrize(
@@ -157,13 +163,13 @@ def test_imports_follow_the_arrows():
     ],
 )
 def test_an_import_against_the_arrows_is_found(path, line):
-    assert Path(path) in TREES
+    assert Path(path) in trees()
     (found,) = _against_the_arrows({Path(path): ast.parse(line)})
     assert found.startswith(f"{path}:1 windtunnel.")
 
 
 def test_a_framework_is_imported_only_in_a_package_named_after_it():
-    assert _misplaced_frameworks(TREES) == []
+    assert _misplaced_frameworks(trees()) == []
     misplaced = {
         Path("memory/peak.py"): ast.parse("import torch"),
         Path("capture/pytorch/rank.py"): ast.parse("import mindspore"),
@@ -176,7 +182,7 @@ def test_a_framework_is_imported_only_in_a_package_named_after_it():
 def test_modules_are_imported_by_name_in_one_place_only():
     """An import inside a string cannot be checked, so there is a single place for them."""
     wrong = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if path.name != IMPORTLIB_FILE:
             wrong += [
                 f"{path}:{line} {name}" for line, name in _imports(tree) if name.startswith("importlib")
@@ -186,12 +192,12 @@ def test_modules_are_imported_by_name_in_one_place_only():
 
 
 def test_print_is_called_only_by_commands():
-    outside = {path: tree for path, tree in TREES.items() if _home(path) != "commands"}
+    outside = {path: tree for path, tree in trees().items() if _home(path) != "commands"}
     assert [f"{path}:{line}" for path, tree in outside.items() for line in _calls(tree, "print")] == []
 
 
 def test_names_of_files_say_what_is_inside():
-    assert [str(path) for path in TREES if BANNED_NAMES & set(path.stem.split("_"))] == []
+    assert [str(path) for path in trees() if BANNED_NAMES & set(path.stem.split("_"))] == []
 
 
 def test_folders_are_small_and_not_deep():
@@ -200,7 +206,7 @@ def test_folders_are_small_and_not_deep():
         path.parent.relative_to(PACKAGE) for path in files if path.suffix not in (".so", ".pyc")
     )
     assert {str(folder): n for folder, n in n_files.items() if n > MOST_FILES} == {}
-    assert [str(path) for path in TREES if len(path.parts) - 2 > DEEPEST] == []
+    assert [str(path) for path in trees() if len(path.parts) - 2 > DEEPEST] == []
 
 
 def test_no_file_is_too_long_to_read():
@@ -209,12 +215,12 @@ def test_no_file_is_too_long_to_read():
 
 
 def test_every_module_says_what_it_is_for():
-    assert [str(path) for path, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
+    assert [str(path) for path, tree in trees().items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 def test_all_lists_what_is_really_there():
     wrong = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if not tree.body:
             continue  # an empty door
         exported = _exported(tree)
@@ -229,7 +235,7 @@ def test_all_lists_what_is_really_there():
 def test_a_name_with_an_underscore_stays_in_its_file():
     borrowed = {
         name
-        for tree in TREES.values()
+        for tree in trees().values()
         for _, name in _imports(tree)
         if name.startswith("windtunnel.") and name.split(".")[-1].startswith("_") and not name.endswith("__")
     }
@@ -237,7 +243,7 @@ def test_a_name_with_an_underscore_stays_in_its_file():
 
 
 def test_imports_are_written_in_full():
-    names = [(path, name) for path, tree in TREES.items() for _, name in _imports(tree)]
+    names = [(path, name) for path, tree in trees().items() for _, name in _imports(tree)]
     assert [f"{path} {name}" for path, name in names if name.startswith(".") or name.endswith(".*")] == []
 
 
