@@ -11,8 +11,8 @@ ROOMS = ("collect", "pytorch", "mindspore")
 GUARDS = {"guard", "failed", "_failed"}  # `failed` of a writer or a sink calls `Collector.guard`
 # What goes on in another way, and why nothing is missing from the dump, or the user is told what is.
 OTHERWISE = {
-    ("pytorch/eager/statistics.py", "measure"),  # a tensor of another kind is measured in another way
-    ("pytorch/eager/statistics.py", "_measure_odd"),  # one that cannot be measured has statistics of None
+    ("pytorch/eager/tensor_meter.py", "measure"),  # a tensor of another kind is measured in another way
+    ("pytorch/eager/tensor_meter.py", "_measure_odd"),  # one that cannot be measured has statistics of None
     ("pytorch/compiled/tracing.py", "_compile_with_notes"),  # compiled without notes, and the user is told
     ("mindspore/graph/compilers.py", "compile_watched"),  # as above
     ("mindspore/pynative/errors.py", "wait"),  # the program's own error, raised into it

@@ -250,7 +250,8 @@ _EXAMPLES = {
 
 
 def test_every_class_can_be_reached():
-    assert set(_EXAMPLES) == set(OpClass)
+    assert {*_EXAMPLES, OpClass.FUSED} == set(OpClass)
+    assert class_of("inductor.triton_poi_fused_add_0") is OpClass.FUSED
     assert {class_of(f"aten.{name}.default"): name for name in _EXAMPLES.values()} == _EXAMPLES
 
 

@@ -19,8 +19,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from windtunnel.capture.pytorch.compiler.compiled_steps import set_hooks
-from windtunnel.capture.pytorch.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.kernels import kernels
+from windtunnel.capture.pytorch.tensors.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.tensors.storage import sim_of
 from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder
