@@ -60,7 +60,7 @@ def start() -> None:
         snapshots.stop()
         outcome |= observations(instruments, reads)
         outcome |= {
-            "notices": [*outcome["notices"], *([why_not] if why_not else [])],
+            "notices": [*outcome["notices"], *outcome.pop("of_pytest", ()), *([why_not] if why_not else [])],
             "device_target": str(mindspore.get_context("device_target")),
             "order_folder": str(mindspore.get_context("save_graphs_path")),
             "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,
