@@ -83,7 +83,8 @@ _DOCS = (
         "memory_offload", "train.py", "--batch_size=32", "--memory_offload=ON", "--offload_param=cpu", "--auto_offload=true",
         "--offload_cpu_size=512GB", "--offload_disk_size=1024GB", "--host_mem_block_size=1GB",
         "--enable_pinned_mem=true", "--enable_aio=true", name="memory_offload ON", typed=("bash", "run.sh", "32", "ON"),
-        data={"cifar-10-batches-bin": "cifar-10-batches-bin"}, variables={"DATA_PATH": "{folder}/cifar-10-batches-bin"},
+        data={"cifar-10-batches-bin": "cifar-10-batches-bin", "cifar-10-binary": "cifar-10-batches-bin"},
+        variables={"DATA_PATH": "{folder}/cifar-10-batches-bin"},
     ),
     _sample(
         "memory_offload", "train.py", name="memory_offload OFF", data={"cifar-10-batches-bin": "cifar-10-batches-bin"},

@@ -30,6 +30,7 @@ from windtunnel.capture.mindspore.script import (
     run_script,
     step_counter,
 )
+from windtunnel.capture.mindspore.summaries import install_summaries
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
 from windtunnel.capture.mindspore.values import UnknownReads
 from windtunnel.capture.task import RankTask
@@ -53,6 +54,7 @@ def start() -> None:
     instruments.install()
     reads.install()
     install_objects(reads.notice)
+    install_summaries(reads.notice)
     profiled = _profiler_folders()
     snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
