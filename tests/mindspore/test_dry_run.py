@@ -77,6 +77,17 @@ os._exit(0)  # some launchers leave so: what ran is known all the same
 """
 
 
+SUMMARY = """
+import mindspore as ms
+from mindspore import Tensor, mint
+ms.set_device("Ascend")
+with ms.SummaryRecord("summary") as record:
+    for step in (1, 2):
+        record.add_value("scalar", "loss", mint.ones(()) * step)
+        record.record(step)
+"""
+
+
 @dataclass(frozen=True)
 class Ran:
     code: int
@@ -227,6 +238,13 @@ def test_level_3_has_a_step_time_workspace_and_files_that_agree(pynative):
 
 def test_nothing_is_left_in_the_working_folder(pynative):
     assert sorted(path.name for path in pynative.folder.parent.iterdir()) == ["out", "train.py"]
+
+
+def test_a_summary_does_not_wait_for_what_a_simulated_device_would_send(tmp_path):
+    (tmp_path / "train.py").write_text(SUMMARY)
+    ran = windtunnel(tmp_path, "train.py")
+    assert ran.code == 0, ran.text
+    assert "SummaryRecord: a simulated device sends no values" in ran.text
 
 
 def test_what_does_not_fit_ends_with_code_4_and_the_same_need(tmp_path):

@@ -51,6 +51,15 @@ DISTRIBUTED_ARGS="
 msrun $DISTRIBUTED_ARGS train.py --lr 1 | tee all.log
 grep -c "Actual peak memory usage (with fragments)" msrun_log/worker_1.log
 """
+WORKERS = """\
+export MS_WORKER_NUM=2 MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=8118 MS_ROLE=MS_WORKER EXPORTED=1
+for i in 0 1; do
+    export MS_NODE_ID=$i
+    python ./train.py --lr 1 > worker_$i.log 2>&1 &
+done
+export MS_ROLE=MS_SCHED
+python ./train.py --lr 1 > scheduler.log 2>&1 &
+"""
 FIGURES = ("rank", "status", "steps", "peak_bytes", "peak_with_fragments_bytes", "at_peak_bytes")
 
 
@@ -119,6 +128,22 @@ def test_msrun_has_the_figures_of_world_size(here, known, words):
     (here / "train.py").write_text("print('again')\n")
     assert start(here, *words.split()).returncode == 0  # --force replaces the links too
     assert "again" in (here / "windtunnel-out" / "msrun_log" / "worker_1.log").read_text()
+
+
+def test_a_script_that_leaves_a_dynamic_cluster_in_the_background_has_the_figures_of_world_size(here, known):
+    (here / "workers.sh").write_text(WORKERS)
+    done = start(here, "bash", "workers.sh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert figures(here) == known
+    assert "SEEN 1 2 --lr 1 1 2 1 2 1" in (here / "windtunnel-out" / "rank1" / "run.log").read_text()
+    assert "not simulated" not in done.stdout
+
+
+def test_msrun_with_pytest_runs_what_the_file_trains_when_it_is_imported(here, known):
+    done = start(here, "msrun", "--worker_num=2", "--local_worker_num=2", "pytest", "-s", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert figures(here) == known
+    assert "pytest found no tests in train.py and exits with code 5" in " ".join(done.stdout.split())
 
 
 def test_our_table_of_msrun_agrees_with_its_parser():

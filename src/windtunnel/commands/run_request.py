@@ -19,14 +19,8 @@ from windtunnel.devices import DEFAULT_ASCEND, DEFAULT_DEVICE, find_device
 from windtunnel.errors import UsageError
 from windtunnel.session.launchers.command_run import Handed
 from windtunnel.session.launchers.launch import Given, Launch, check_agreement
-from windtunnel.session.launchers.recognise import (
-    LAUNCHERS,
-    MODULES,
-    Command,
-    is_python,
-    shell_words,
-    understand,
-)
+from windtunnel.session.launchers.python_words import PYTEST, is_python
+from windtunnel.session.launchers.recognise import LAUNCHERS, MODULES, Command, shell_words, understand
 from windtunnel.session.mindspore_files import asks_for_blocks
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
 
@@ -44,7 +38,7 @@ def start_of(args: argparse.Namespace) -> Launch | Command | None:
         )
     if args.script.endswith(".py"):
         return None
-    is_launcher = os.path.basename(args.script) in LAUNCHERS or is_python(args.script)
+    is_launcher = os.path.basename(args.script) in (*LAUNCHERS, *PYTEST) or is_python(args.script)
     if is_launcher and not (Path(args.script).is_dir() and "/" in args.script):
         return understand(words, given_by(args), os.environ)
     command = shell_words(words)

@@ -369,8 +369,9 @@ def _remarks(request: RunRequest, steps: int, error: str | None) -> list[str]:
             "fewer than 3 optimizer steps ran: optimizer state is allocated in step 1, so the peak may be understated"
         )
     if request.is_list and request.ranks:
+        were = "was" if len(request.ranks) == 1 else "were"
         found.append(
-            f"{len(request.ranks)} of {request.world_size} ranks were simulated; choose others with --ranks"
+            f"{len(request.ranks)} of {request.world_size} ranks {were} simulated; choose others with --ranks"
         )
     return found
 

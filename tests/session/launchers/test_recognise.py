@@ -8,7 +8,8 @@ import pytest
 
 from windtunnel.errors import UsageError
 from windtunnel.session.launchers.launch import Given, Launch, check_agreement
-from windtunnel.session.launchers.recognise import Command, python_words, shell_words, understand
+from windtunnel.session.launchers.python_words import python_words
+from windtunnel.session.launchers.recognise import Command, shell_words, understand
 
 
 def read(text, given=None, **environment):
@@ -47,11 +48,29 @@ def test_a_command_line_says_how_many_workers_run_which_script(text, world_size,
 
 @pytest.mark.parametrize(
     "text",
-    ["torchrun -m pkg.train -x", "deepspeed --num_gpus 2 --module pkg.train -x", "python -m pkg.train -x"],
+    [
+        "torchrun -m pkg.train -x",
+        "deepspeed --num_gpus 2 --module pkg.train -x",
+        "python -m pkg.train -x",
+        "msrun --worker_num 8 -m pkg.train -x",
+        "msrun --worker_num 8 python -u -m pkg.train -x",
+    ],
 )
 def test_a_module_stays_a_module(text):
     launch = read(text)
     assert (launch.script, launch.is_module, launch.arguments) == ("pkg.train", True, ("-x",))
+
+
+@pytest.mark.parametrize("words", ["msrun --worker_num=8 --join=True", "mpirun -n 8", ""])
+def test_pytest_in_place_of_a_script_is_its_module(words):
+    """So the run scripts of MindSpore's documentation start their samples."""
+    launch = read(f"{words} pytest -s train.py::test_it".strip())
+    assert launch.world_size == (8 if words else None)
+    assert (launch.script, launch.is_module, launch.arguments) == (
+        "pytest",
+        True,
+        ("-s", "train.py::test_it"),
+    )
 
 
 def test_workers_see_what_each_launcher_sets():

@@ -32,6 +32,7 @@ from windtunnel.capture.mindspore.script import (
     run_script,
     step_counter,
 )
+from windtunnel.capture.mindspore.summaries import install_summaries
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
 from windtunnel.capture.mindspore.values import UnknownReads
 from windtunnel.capture.task import RankTask
@@ -56,6 +57,7 @@ def start() -> None:
     reads.install()
     install_objects(reads.notice)
     install_largest_shapes(reads.count)
+    install_summaries(reads.notice)
     profiled = _profiler_folders()
     snapshots = Snapshots(library, task.rank, Path(sys.argv[2]).parent, marks.flush)
 
@@ -63,7 +65,7 @@ def start() -> None:
         snapshots.stop()
         outcome |= observations(instruments, reads)
         outcome |= {
-            "notices": [*outcome["notices"], *([why_not] if why_not else [])],
+            "notices": [*outcome["notices"], *outcome.pop("of_pytest", ()), *([why_not] if why_not else [])],
             "device_target": str(mindspore.get_context("device_target")),
             "order_folder": str(mindspore.get_context("save_graphs_path")),
             "is_graph": mindspore.get_context("mode") == mindspore.GRAPH_MODE,

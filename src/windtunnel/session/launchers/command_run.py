@@ -36,6 +36,7 @@ from windtunnel.foreign_files import read_at_most
 from windtunnel.isolation.layer import PREFIX, Isolation, SharedView, check_keep_folder
 from windtunnel.session.launchers.device_listing import LISTERS
 from windtunnel.session.launchers.launch import Given, Launch
+from windtunnel.session.launchers.own_workers import SCRIPT
 from windtunnel.session.launchers.recognise import LAUNCHERS, MODULES, Command
 from windtunnel.session.launchers.shim import BINARIES, OUTER, SETTINGS, SITE, SOCKET
 
@@ -74,6 +75,7 @@ _MOST_SCRIPT = 1 << 24
 _LAUNCHER_WORDS = re.compile(rb"\b(" + "|".join(map(re.escape, (*LAUNCHERS, *MODULES))).encode() + rb")\b")
 _REST_S = 60.0  # for what a script does after its training command
 _DRAIN_S = 1.0
+_POLL_S = 0.2
 _GRACE_S = 2.0
 _MOST_NAMED = 3
 
@@ -112,6 +114,8 @@ class CommandRun:
         self._isolation = Isolation([out, folder, cache], is_network_allowed, isolation)
         self._messages: queue.SimpleQueue[dict[str, Any] | int] = queue.SimpleQueue()
         self._first: socket.socket | None = None
+        self._job = ""  # what the first asks for; workers of a script's own job all ask for the same
+        self._code: int | None = None  # of the script, if it ended before what it left in the background
         self._others: list[str] = []
         self._helpers: list[str] = []
         self._order = self._isolation.order()
@@ -164,6 +168,9 @@ class CommandRun:
     def wait_for_launch(self) -> Handed:
         """Block until the script starts what is to be simulated; raises if it ends before, or starts it wrongly."""
         message = self._messages.get()
+        if isinstance(message, int):
+            self._code = message
+            message = self._wait_for_background()
         if isinstance(message, int):
             self._reading.join(_DRAIN_S)
             raise self._nothing_found(message)
@@ -223,8 +230,23 @@ class CommandRun:
         script = self._helpers[-1].partition(" ")[2] if self._helpers else "train.py"
         return UsageError(sentence, hint=f"windtunnel run {script}")
 
+    def _wait_for_background(self) -> dict[str, Any] | int:
+        """The first command of `python train.py &`, which may arrive after the script has ended; else its exit code."""
+        assert self._code is not None
+        ends = time.monotonic() + _REST_S
+        is_alive = True
+        while is_alive and time.monotonic() < ends:
+            is_alive = _is_in_session(
+                self._host.pid
+            )  # asked before the wait: what it sent last is not missed
+            with suppress(queue.Empty):
+                return self._messages.get(timeout=_POLL_S)
+        return self._code
+
     def _wait_for_rest(self) -> int | None:
         """The exit code of the script; None if it was stopped."""
+        if self._code is not None:
+            return self._code
         ends = time.monotonic() + _REST_S
         while (left := ends - time.monotonic()) > 0:
             try:
@@ -269,12 +291,18 @@ class CommandRun:
                 self._helpers.append(shlex.join(message["words"]))
                 connection.close()
                 return
+            job = message.get("launch", "")
             with self._lock:
                 is_first = self._first is None
                 if is_first:
-                    self._first = connection
+                    self._first, self._job = connection, job
             if is_first:
                 self._messages.put(message)
+                return
+            if job and job == self._job and Launch.from_json(job).launcher == SCRIPT:
+                with connection:
+                    line = "windtunnel: a worker of the job that is simulated; its results are with the job's"
+                    connection.sendall(_line({"line": line}) + _line({"exit": 0}))
                 return
             text = shlex.join(message["words"])
             self._others.append(text)
@@ -313,6 +341,18 @@ def adopted(environment: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+def _is_in_session(leader: int) -> bool:
+    """Whether the session of a process has another one that is alive."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            state, _, _, session = (
+                stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
+            )
+            if int(session) == leader and state != "Z" and int(stat.parent.name) != leader:
+                return True
+    return False
+
+
 def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
@@ -330,7 +370,8 @@ def _names_launcher(command: Command) -> bool:
 def _write_shims(folder: Path, given: Given, device: DeviceProfile, has_launcher: bool) -> None:
     facts = {"name": device.id, "memory_bytes": device.memory_bytes, "capability": list(device.capability),
              "count": given.node_size}  # fmt: skip
-    settings = {"given": asdict(given), "device": facts, "has_launcher": has_launcher}
+    settings = {"given": asdict(given), "device": facts, "has_launcher": has_launcher,
+                "rank": os.environ.get("RANK_ID")}  # fmt: skip
     (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     binaries, site = folder / BINARIES, folder / SITE
     for place in (binaries, site):

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from windtunnel.errors import UsageError
 from windtunnel.session.launchers.launch import Given, Launch, count_of
 from windtunnel.session.launchers.options import Table, read_options
+from windtunnel.session.launchers.python_words import PYTEST, is_python, python_words
 
 __all__ = ["read_msrun"]
 
@@ -30,10 +31,7 @@ def read_msrun(words: Sequence[str], given: Given, environment: Mapping[str, str
     parsed = read_options(words, table)
     if not parsed.rest:
         raise UsageError("msrun is given no script", hint="windtunnel run msrun --worker_num 8 train.py")
-    script, *arguments = parsed.rest
-    is_module = "-m" in parsed.flags
-    if script.rpartition("/")[2].startswith("python") and arguments:  # as in `msrun ... python train.py`
-        script, *arguments = arguments
+    script, arguments, is_module = _program(parsed.rest, "-m" in parsed.flags)
     world_size = count_of(parsed.first("--worker-num") or str(_PER_NODE), "msrun", "--worker_num")
     per_node = count_of(parsed.first("--local-worker-num") or str(_PER_NODE), "msrun", "--local_worker_num")
     level = parsed.first("--sim-level")
@@ -50,7 +48,7 @@ def read_msrun(words: Sequence[str], given: Given, environment: Mapping[str, str
     return Launch(
         launcher="msrun",
         script=script,
-        arguments=tuple(arguments),
+        arguments=arguments,
         is_module=is_module,
         world_size=world_size,
         nproc_per_node=min(per_node, world_size),
@@ -62,6 +60,16 @@ def read_msrun(words: Sequence[str], given: Given, environment: Mapping[str, str
         log_dir=parsed.first("--log-dir") or "",
         notes=parsed.notes,
     )
+
+
+def _program(words: Sequence[str], is_module: bool) -> tuple[str, tuple[str, ...], bool]:
+    """What each worker runs: a script or module, its arguments; `msrun python …` and `msrun pytest …` are known to it."""
+    if is_python(words[0]) and len(words) > 1:
+        found = python_words(words)
+        if found.kind not in ("script", "module"):
+            raise UsageError("msrun is given no script", hint="windtunnel run msrun --worker_num 8 train.py")
+        return found.name, found.arguments, found.kind == "module"
+    return words[0], tuple(words[1:]), is_module or words[0] in PYTEST
 
 
 def _rank(text: str, world_size: int) -> int:

@@ -21,15 +21,13 @@ from windtunnel.session.launchers.deepspeed import read_deepspeed
 from windtunnel.session.launchers.launch import Given, Launch, combined
 from windtunnel.session.launchers.mpi import Tasks, read_mpirun, read_srun
 from windtunnel.session.launchers.msrun import read_msrun
+from windtunnel.session.launchers.python_words import PYTEST, is_python, python_words
 from windtunnel.session.launchers.torchrun import read_torchrun
 
 __all__ = [
     "LAUNCHERS",
     "MODULES",
     "Command",
-    "PythonWords",
-    "is_python",
-    "python_words",
     "shell_words",
     "understand",
 ]
@@ -49,8 +47,6 @@ MODULES = {
 }
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SHELL_LINE = re.compile(rb"^#!\s*(\S*/)?(env\s+(-S\s+)?)?(ba|da|z|k)?sh\b")
-_PYTHON = re.compile(r"(python|pypy)[\d.]*")
-_PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,6 @@ class Command:
     words: tuple[str, ...]
     outer: Launch | None = None  # the launcher that would start this command in every task
     folder: str = ""
-
-
-@dataclass(frozen=True)
-class PythonWords:
-    """The command line of a Python interpreter."""
-
-    kind: str  # "script", "module", "code" or "other" (stdin, --version)
-    name: str = ""
-    arguments: tuple[str, ...] = ()
 
 
 def understand(
@@ -85,6 +72,8 @@ def understand(
         found = read_srun(rest, given, environment)
     elif name in LAUNCHERS:
         found = _of_launcher(name, rest, given, environment)
+    elif name in PYTEST:
+        found = Launch("python", "pytest", tuple(rest), is_module=True)
     elif name.endswith(".py"):
         found = Launch("python", words[0], tuple(rest))
     else:
@@ -96,34 +85,6 @@ def understand(
     if isinstance(found, Command):
         return replace(found, outer=outer)
     return combined(outer, found)
-
-
-def is_python(word: str) -> bool:
-    """Whether a word is the name or path of a Python interpreter."""
-    return _PYTHON.fullmatch(os.path.basename(word)) is not None
-
-
-def python_words(words: Sequence[str]) -> PythonWords:
-    """Read the command line of an interpreter: `python -u -m package.module --lr 1`."""
-    n = 1
-    while n < len(words):
-        word = words[n]
-        if word in _PYTHON_VALUES:
-            n += 2
-        elif word.startswith("--") or word == "-":
-            return PythonWords("other")
-        elif not word.startswith("-"):
-            return PythonWords("script", word, tuple(words[n + 1 :]))
-        elif word[:2] in _PYTHON_VALUES:
-            n += 1
-        elif (letter := next((c for c in word[1:] if c in "cm"), None)) is not None:
-            glued = word.partition(letter)[2]
-            text = glued or (words[n + 1] if n + 1 < len(words) else "")
-            arguments = tuple(words[n + (1 if glued else 2) :])
-            return PythonWords("code" if letter == "c" else "module", text, arguments)
-        else:
-            n += 1
-    return PythonWords("other")
 
 
 def shell_words(words: Sequence[str]) -> tuple[str, ...] | None:

@@ -25,7 +25,9 @@ from windtunnel.errors import UsageError
 from windtunnel.exit_codes import BAD_USAGE
 from windtunnel.session.launchers.device_listing import LISTERS, listing
 from windtunnel.session.launchers.launch import Given, Launch
-from windtunnel.session.launchers.recognise import MODULES, Command, is_python, python_words, understand
+from windtunnel.session.launchers.own_workers import SCRIPT, without_cluster, workers_of
+from windtunnel.session.launchers.python_words import is_python, python_words
+from windtunnel.session.launchers.recognise import MODULES, Command, understand
 
 __all__ = ["BINARIES", "OUTER", "PASS", "SETTINGS", "SITE", "SOCKET", "clean_environment", "start"]
 
@@ -55,6 +57,7 @@ def start() -> None:
         found = understand([name, *words], Given(**settings["given"]), environment, outer)
         if isinstance(found, Command):
             _run_in_task(found, before)
+        found = workers_of(found, environment, settings["rank"])
         message = _handed_over(found, environment, [name, *words])
     except UsageError as error:
         message = {"kind": "refused", "message": error.message, "hint": error.hint, "words": [name, *words]}
@@ -103,6 +106,8 @@ def _handed_over(launch: Launch, environment: dict[str, str], words: list[str]) 
         real = shutil.which(words[0], path=environment.get("PATH"))
         launch = _noting_other_python(launch, real) if real is not None and is_python(words[0]) else launch
     framework = framework_of(launch.script, launch.is_module, arguments=launch.arguments)
+    if launch.launcher == SCRIPT:
+        environment = without_cluster(environment)
     return {
         "kind": "launch", "launch": launch.to_json(), "framework": framework, "environment": environment,
         "folder": os.getcwd(), "words": words,

@@ -54,6 +54,7 @@ def start() -> None:
     with MetaMode(device), mindspore.saved_tensors_hooks(device.save, device.load):
         outcome = run_script(task)
         outcome |= observations(instruments, reads)
+    outcome["notices"] = [*outcome["notices"], *outcome.pop("of_pytest", ())]
     if modelled:
         outcome["notices"].append(f"backward was modelled for {', '.join(sorted(modelled))}")
     if compiled:
