@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks.mindspore_runs.public_cases import PROGRAMS, Program
 from benchmarks.mindspore_runs.public_data import make_data
-from windtunnel.capture.mindspore.cann.stubs import stubs_for
+from windtunnel.capture.mindspore.cann.stub_cache import stubs_for
 from windtunnel.frameworks import location_of
 
 _SECONDS = 900
