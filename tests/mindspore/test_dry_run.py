@@ -86,6 +86,15 @@ with ms.SummaryRecord("summary") as record:
 """
 
 
+WHOLE_GRAPHS = """
+import mindspore as ms
+from mindspore import mint, nn
+ms.set_device("Ascend")
+ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O2"})
+nn.Dense(4, 4)(mint.ones((2, 4)))
+"""
+
+
 @dataclass(frozen=True)
 class Ran:
     code: int
@@ -238,6 +247,13 @@ def test_a_summary_does_not_wait_for_what_a_simulated_device_would_send(tmp_path
     ran = windtunnel(tmp_path, "train.py")
     assert ran.code == 0, ran.text
     assert "SummaryRecord: a simulated device sends no values" in ran.text
+
+
+def test_graphs_for_cann_are_refused_in_a_sentence(tmp_path):
+    (tmp_path / "train.py").write_text(WHOLE_GRAPHS)
+    ran = windtunnel(tmp_path, "train.py")
+    assert ran.code == 3, ran.text
+    assert "asks for jit_level O2, which hands whole graphs to CANN" in " ".join(ran.text.split())
 
 
 def test_what_does_not_fit_ends_with_code_4_and_the_same_need(tmp_path):

@@ -166,6 +166,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         "the script asked for the device {a}, but another one is simulated: choose it with --device",
     ),
     (
+        r"Load backend failed, please make sure the backend:1 is correct",
+        "the script asks for jit_level O2, which hands whole graphs to CANN, and CANN is not here: dry-run it with jit_level"
+        " O0 or O1, or in PyNative mode",
+    ),
+    (
         r"invalid device ordinal",
         "the script uses a device this machine does not have: set --world-size or --nproc-per-node",
     ),

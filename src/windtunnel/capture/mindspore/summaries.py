@@ -14,9 +14,7 @@ from mindspore.train.summary import summary_record
 __all__ = ["install_summaries"]
 
 _TAGS = ("[:Tensor]", "[:Scalar]", "[:Image]", "[:Histogram]")
-_NOTICE = (
-    "SummaryRecord: a simulated device sends no values, so a summary has only what the script itself adds to it"
-)
+_NOTICE = "SummaryRecord: a simulated device sends no values, so a summary has only what the script itself adds to it"
 
 
 def install_summaries(notice: Callable[[str], None]) -> None:
