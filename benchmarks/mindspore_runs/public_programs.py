@@ -251,10 +251,7 @@ def _print_table(rows: list[Row]) -> None:
             print("| " + " | ".join(cells) + " |")
     n_equal = sum(row.verdict == "equal" for row in rows)
     compared = [row for row in rows if row.verdict in ("equal", "differs")]
-    same = sum(
-        all(row.own_fragments(rank)[0] == ours.with_fragments for rank, ours in row.ours.items())
-        for row in compared
-    )
+    same = sum(all(row.reference(rank)[0] == ours for rank, ours in row.ours.items()) for row in compared)
     print(
         f"\n{len(rows)} programs, {len(compared)} compared: used peak equal to the byte in {n_equal}, "
         f"with fragments too in {same}"
