@@ -21,8 +21,8 @@ from pathlib import Path
 
 from tests.report.browser import complaints, open_browser
 from windtunnel.events.file import read_recording
+from windtunnel.memory.allocation_list import rank_detail
 from windtunnel.memory.allocators.interface import Allocator
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
 

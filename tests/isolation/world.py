@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.isolation.forked import in_fork
 from tests.isolation.test_shadow_property import snapshot
-from windtunnel.isolation.changes import FileChange
 from windtunnel.isolation.guard import enter_guard
-from windtunnel.isolation.shadow_changes import shadow_changes
+from windtunnel.isolation.list_layer_changes import FileChange
+from windtunnel.isolation.list_shadow_changes import shadow_changes
 
 __all__ = ["World"]
 

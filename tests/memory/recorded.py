@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from windtunnel.events.model import Recording
+from windtunnel.memory.allocation_list import MOST_ALLOCATIONS, RankDetail, rank_detail
 from windtunnel.memory.analysis import RankMemory, analyse_memory
-from windtunnel.memory.rank_detail import RankDetail, rank_detail
 from windtunnel.memory.recorded_memory import MakeAllocator, RecordedMemory
 
 
@@ -15,7 +15,10 @@ def memory_of(
 
 
 def detail_of(
-    recording: Recording, make_allocator: MakeAllocator, device: int = 0, most_allocations: int = 400_000
+    recording: Recording,
+    make_allocator: MakeAllocator,
+    device: int = 0,
+    most_allocations: int = MOST_ALLOCATIONS,
 ) -> RankDetail:
     return rank_detail(RecordedMemory(recording, make_allocator, takes_maps=True), device, most_allocations)
 

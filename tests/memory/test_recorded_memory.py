@@ -13,11 +13,11 @@ from tests.memory.training_run import record_training
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import Alloc, Free
 from windtunnel.memory import allocator_map, recorded_memory
+from windtunnel.memory.allocation_list import rank_detail
 from windtunnel.memory.allocator_map import PeakMaps, take_maps
 from windtunnel.memory.allocators.interface import Allocator
 from windtunnel.memory.analysis import analyse_memory
 from windtunnel.memory.peak import replay
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import TapeKind, make_tape
 

@@ -26,7 +26,7 @@ from windtunnel.commands.console import open_console
 from windtunnel.devices import DEFAULT_DEVICE, DeviceProfile, find_device
 from windtunnel.exit_codes import DOES_NOT_FIT
 from windtunnel.memory.files.dryrun_log import read_logs
-from windtunnel.memory.files.replay_folder import ReplayFiles, find_replay_files
+from windtunnel.memory.files.kind_of_file import ReplayFiles, find_replay_files
 from windtunnel.memory.what_if.other_allocators import (
     AllocatorChoice,
     ask_what_if,

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import UsageError
-from windtunnel.isolation.changes import FileChange, Files, layer_changes, written_content
 from windtunnel.isolation.entrance import Order, State
+from windtunnel.isolation.list_layer_changes import FileChange, Files, layer_changes, written_content
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
 __all__ = ["PREFIX", "Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]
@@ -192,7 +192,7 @@ def _is_alive(pid: int) -> bool:
 def _changes(base: Path, state: State) -> list[FileChange]:
     if state.kind == "layer":
         return layer_changes(state.folders)
-    from windtunnel.isolation.shadow_changes import shadow_changes
+    from windtunnel.isolation.list_shadow_changes import shadow_changes
 
     return shadow_changes(base)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.foreign_files import parse_json, read_at_most
+from windtunnel.memory.allocation_list import MOST_ALLOCATIONS
 from windtunnel.report.page.run import run_document
 from windtunnel.report.page.web_page import page_bytes, write_page
 from windtunnel.report.results.run import RankResult, RunResult
@@ -23,7 +24,6 @@ __all__ = ["PAGE", "allocation_limits", "ranks_in_detail", "remat_of_folder", "w
 PAGE = "report.html"
 _MOST_BYTES = 1 << 26  # of a remat.json, which has a few kilobytes per threshold
 _MOST_RANKS = 8  # shown with every allocation: the tightest ones
-_MOST_ALLOCATIONS = 500_000  # in all of them together
 
 
 def ranks_in_detail(results: Mapping[int, RankResult]) -> list[int]:
@@ -36,8 +36,8 @@ def ranks_in_detail(results: Mapping[int, RankResult]) -> list[int]:
 def allocation_limits(n_ranks: int) -> list[int]:
     """Return the maximum number of allocations per rank: half for the tightest, the other half for the others."""
     if n_ranks < 2:
-        return [_MOST_ALLOCATIONS] * n_ranks
-    half = _MOST_ALLOCATIONS // 2
+        return [MOST_ALLOCATIONS] * n_ranks
+    half = MOST_ALLOCATIONS // 2
     return [half] + [half // (n_ranks - 1)] * (n_ranks - 1)
 
 

@@ -23,6 +23,7 @@ from windtunnel.cluster.rank_communication import RankCommunication, communicati
 from windtunnel.errors import CorruptFile, MissingFramework
 from windtunnel.events.model import Kind, Recording
 from windtunnel.exit_codes import INTERRUPTED
+from windtunnel.memory.allocation_list import rank_detail
 from windtunnel.memory.analysis import RankMemory, analyse_memory
 from windtunnel.memory.files.memory_block import write_memory_block
 from windtunnel.memory.files.snapshot_writer import write_snapshot
@@ -32,7 +33,6 @@ from windtunnel.memory.mindspore_fragments import (
     peak_after_many_steps,
     peak_in_pages,
 )
-from windtunnel.memory.rank_detail import rank_detail
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.page.rank_detail import detail_document
 from windtunnel.report.pictures.memory import draw_picture

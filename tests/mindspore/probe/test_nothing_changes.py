@@ -112,8 +112,8 @@ def test_an_error_of_the_probe_never_reaches_the_program(tmp_path, monkeypatch):
 
     bare = _train("mlp", n_steps=1)
     for place in (
-        "windtunnel.probe.mindspore.pynative.calls.CallWriter.open",
-        "windtunnel.probe.mindspore.pynative.calls.CallWriter.close",
+        "windtunnel.probe.mindspore.pynative.call_writer.CallWriter.open",
+        "windtunnel.probe.mindspore.pynative.call_writer.CallWriter.close",
         "windtunnel.probe.mindspore.pynative.elements.Elements.tensor",
         "windtunnel.probe.mindspore.pynative.gradients.Call.ran",
         "windtunnel.probe.mindspore.pynative.gradients.Call.finish",

@@ -15,7 +15,7 @@ from windtunnel.probe.compare.steps_and_ranks import find_parts, pair_parts
 from windtunnel.probe.compare.value_columns import HAS_SKETCH, NUMBER, TENSOR, TEXT, ColumnBuilder, Vocabulary
 from windtunnel.probe.files import json_stream
 from windtunnel.probe.files.json_stream import EntryStream
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -145,7 +145,7 @@ def test_an_entry_that_comes_twice_keeps_its_place_and_its_last_value():
 
 
 def test_what_a_killed_process_left_is_read_from_its_journal(tmp_path):
-    folder = StepFolder(
+    folder = StepWriter(
         tmp_path / "step0" / "rank0", header={"task": "statistics", "level": "L1"}, flush_seconds=1e9
     )
     folder.add_entry("Torch.f.0.forward", '{"output": [{"type": "int", "value": 1}]}')

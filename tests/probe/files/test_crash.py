@@ -16,7 +16,7 @@ import torch
 
 from windtunnel.probe.files.journal import journal_entries
 from windtunnel.probe.files.recover import recover_folder
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 from windtunnel.probe.files.tensor_file import read_tensor
 from windtunnel.whole_file import TEMPORARY_PREFIX
 
@@ -44,7 +44,7 @@ def _kill_and_check(path: Path, seed: int) -> None:
 
     # The next run of the same dump leaves it as it was, and completes it.
     n_recorded = _count_recorded(path)
-    folder = StepFolder(path, header={"task": "tensor"})
+    folder = StepWriter(path, header={"task": "tensor"})
     folder.add_entry("second run", "1")
     folder.close()
     assert json.loads((path / "dump.json").read_text())["data"] == {"second run": 1}

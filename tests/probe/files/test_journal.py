@@ -15,7 +15,7 @@ from windtunnel.probe.files.journal import (
     journal_header,
 )
 from windtunnel.probe.files.recover import recover_folder
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 
 HEADER = {"task": "statistics", "level": "mix"}
 ENTRIES = [
@@ -31,7 +31,7 @@ ENTRIES = [
 @pytest.fixture
 def killed(tmp_path):
     """A folder as SIGKILL leaves it: opened, two calls, never flushed; the lock is gone with the process."""
-    folder = StepFolder(tmp_path, header=HEADER, flush_seconds=1000)
+    folder = StepWriter(tmp_path, header=HEADER, flush_seconds=1000)
     folder.add_call("A", '{"Max": NaN}', ("f", "g"), "P", True)
     folder.add_call("B", "{}", ("f", "g"), None, True)
     (tmp_path / "copy").write_bytes((tmp_path / JOURNAL_NAME).read_bytes())
@@ -135,7 +135,7 @@ def test_recovery_survives_damaged_files(killed):
 
 
 def test_a_living_process_is_seen_and_left_alone(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry("A", "1")
     assert is_being_written(tmp_path)
     assert recover_folder(tmp_path) == 0

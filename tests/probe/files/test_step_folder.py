@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel import whole_file
-from windtunnel.probe.files.step_folder import StepFolder, claim_folder, journal_entries
+from windtunnel.probe.files.step_writer import StepWriter, claim_folder, journal_entries
 
 SAMPLES = Path(__file__).parents[4] / "shared" / "data" / "msprobe"
 HEADER = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
@@ -21,14 +21,14 @@ FRAMES = ("File /a.py, line 3, in forward, \n x = relu(x)", "File /b.py, line 9,
 
 
 def test_a_new_folder_has_valid_files_at_once(tmp_path):
-    StepFolder(tmp_path / "step0" / "rank0", header=HEADER)
+    StepWriter(tmp_path / "step0" / "rank0", header=HEADER)
     files = _read(tmp_path / "step0" / "rank0")
     assert files["dump.json"] == HEADER | {"complete": False, "data": {}}
     assert files["stack.json"] == files["construct.json"] == {}
 
 
 def test_a_call_is_in_all_three_files_after_close(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_call("A.forward", '{"output": [1]}', FRAMES, "M.forward.0", True)
     folder.add_call("B.forward", '{"output": [2]}', FRAMES, None, True)
     folder.add_call("A.backward", '{"input": []}')
@@ -44,7 +44,7 @@ def test_a_call_is_in_all_three_files_after_close(tmp_path):
 
 
 def test_three_small_adds_are_the_same_as_one_call(tmp_path):
-    one, three = (StepFolder(tmp_path / name, header=HEADER) for name in ("one", "three"))
+    one, three = (StepWriter(tmp_path / name, header=HEADER) for name in ("one", "three"))
     one.add_call("A", "{}", FRAMES, "P", True)
     three.add_entry("A", "{}")
     three.add_stack("A", FRAMES)
@@ -64,7 +64,7 @@ def test_a_real_dump_of_msprobe_written_by_us_reads_the_same(tmp_path, sample):
     theirs = _read(source)
     name = "debug.json" if "debug" in sample else "dump.json"
     header = {key: value for key, value in theirs[name].items() if key != "data"}
-    folder = StepFolder(tmp_path, header=header, file_name=name, extra_info="stack.json" in theirs)
+    folder = StepWriter(tmp_path, header=header, file_name=name, extra_info="stack.json" in theirs)
     frames_of = {
         name: tuple(frames) for names, frames in theirs.get("stack.json", {}).values() for name in names
     }
@@ -84,7 +84,7 @@ def test_a_real_dump_of_msprobe_written_by_us_reads_the_same(tmp_path, sample):
 
 
 def test_the_same_name_again_replaces_the_entry_in_its_place(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     for name, value in (("A", 1), ("B", 2), ("A", 3)):
         folder.add_entry(name, str(value))
     folder.close()
@@ -92,7 +92,7 @@ def test_the_same_name_again_replaces_the_entry_in_its_place(tmp_path):
 
 
 def test_without_extra_info_there_is_one_file(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER, extra_info=False)
+    folder = StepWriter(tmp_path, header=HEADER, extra_info=False)
     folder.add_call("A", "{}", FRAMES, "P", True)
     assert [kind for kind, _, _ in journal_entries(tmp_path)] == ["entry"]
     folder.close()
@@ -100,7 +100,7 @@ def test_without_extra_info_there_is_one_file(tmp_path):
 
 
 def test_one_line_per_entry_whatever_the_text_is(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry('quo"te\n\u00e9\udcff', '{"a":\n "\u00e9\udcff"}')
     folder.close()
     lines = (tmp_path / "dump.json").read_text().splitlines()
@@ -113,7 +113,7 @@ def test_one_line_per_entry_whatever_the_text_is(tmp_path):
 def test_strict_json_spells_what_is_not_finite_as_strings(tmp_path):
     body = '{"Max": NaN, "Min": -Infinity, "x": [Infinity, 1], "text": "NaN \\" Infinity"}'
     for is_strict, name in ((True, "strict"), (False, "as msprobe")):
-        folder = StepFolder(tmp_path / name, header=HEADER, strict_json=is_strict)
+        folder = StepWriter(tmp_path / name, header=HEADER, strict_json=is_strict)
         folder.add_entry("A", body)
         folder.close()
 
@@ -127,7 +127,7 @@ def test_strict_json_spells_what_is_not_finite_as_strings(tmp_path):
 
 
 def test_flush_brings_the_files_up_to_date_and_keeps_the_journal(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry("A", "1")
     assert _read(tmp_path)["dump.json"]["data"] == {}
     folder.flush()
@@ -136,7 +136,7 @@ def test_flush_brings_the_files_up_to_date_and_keeps_the_journal(tmp_path):
 
 
 def test_files_are_flushed_by_themselves_after_a_while(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER, flush_seconds=0.0)
+    folder = StepWriter(tmp_path, header=HEADER, flush_seconds=0.0)
     n_added = 0
     deadline = time.monotonic() + 300
     while not _read(tmp_path)["dump.json"]["data"] and time.monotonic() < deadline:
@@ -153,9 +153,9 @@ def test_rewriting_all_files_takes_a_bounded_share_of_the_time(tmp_path, monkeyp
         now[0] += cost
         spent[0] += cost
 
-    monkeypatch.setattr("windtunnel.probe.files.step_folder.replace_file", slow_replace)
-    monkeypatch.setattr("windtunnel.probe.files.step_folder.time.monotonic", lambda: now[0])
-    folder = StepFolder(tmp_path, header=HEADER, flush_seconds=0.0)
+    monkeypatch.setattr("windtunnel.probe.files.step_writer.replace_file", slow_replace)
+    monkeypatch.setattr("windtunnel.probe.files.step_writer.time.monotonic", lambda: now[0])
+    folder = StepWriter(tmp_path, header=HEADER, flush_seconds=0.0)
     for i in range(20_000):
         folder.add_entry(f"A{i}", "1")
         now[0] += 0.1
@@ -163,7 +163,7 @@ def test_rewriting_all_files_takes_a_bounded_share_of_the_time(tmp_path, monkeyp
 
 
 def test_calls_from_many_threads_are_all_there(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER, flush_seconds=0.001)
+    folder = StepWriter(tmp_path, header=HEADER, flush_seconds=0.001)
 
     def work(thread: int) -> None:
         for i in range(200):
@@ -182,7 +182,7 @@ def test_calls_from_many_threads_are_all_there(tmp_path):
 
 
 def test_a_forked_child_writes_nothing(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry("parent", "1")
     child = os.fork()
     if child == 0:
@@ -199,7 +199,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def test_a_signal_handler_may_flush_and_close_in_the_middle_of_an_add(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER, flush_seconds=0.0)
+    folder = StepWriter(tmp_path, header=HEADER, flush_seconds=0.0)
     old = signal.signal(signal.SIGALRM, lambda *_: folder.flush())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -216,7 +216,7 @@ def test_a_signal_handler_may_flush_and_close_in_the_middle_of_an_add(tmp_path):
 def test_a_full_disk_is_reported_once_and_what_was_collected_is_written_when_there_is_room(
     tmp_path, monkeypatch, caplog
 ):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry("A", "1")
     real_write, real_writev = os.write, os.writev
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_reported_once_and_what_was_collected_is_written_when_the
 
 
 def test_a_disk_that_stays_full_keeps_the_journal_and_says_what_is_missing(tmp_path, monkeypatch, caplog):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.add_entry("A", "1")
 
     def full(*_):
@@ -256,7 +256,7 @@ def test_a_disk_that_stays_full_keeps_the_journal_and_says_what_is_missing(tmp_p
 
 
 def test_a_folder_removed_meanwhile_does_not_stop_the_training(tmp_path, caplog):
-    folder = StepFolder(tmp_path / "rank0", header=HEADER)
+    folder = StepWriter(tmp_path / "rank0", header=HEADER)
     shutil.rmtree(tmp_path / "rank0")
     folder.add_entry("A", "1")
     folder.flush()
@@ -267,7 +267,7 @@ def test_a_folder_removed_meanwhile_does_not_stop_the_training(tmp_path, caplog)
 
 def test_a_path_that_cannot_be_made_does_not_stop_the_training(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    folder = StepFolder(tmp_path / "file" / "rank0", header=HEADER)
+    folder = StepWriter(tmp_path / "file" / "rank0", header=HEADER)
     folder.add_call("A", "{}", FRAMES, None, True)
     folder.close()
     assert folder.n_lost == 1
@@ -275,7 +275,7 @@ def test_a_path_that_cannot_be_made_does_not_stop_the_training(tmp_path, caplog)
 
 
 def test_after_close_nothing_is_added(tmp_path):
-    folder = StepFolder(tmp_path, header=HEADER)
+    folder = StepWriter(tmp_path, header=HEADER)
     folder.close()
     folder.add_entry("late", "1")
     folder.flush()
@@ -287,7 +287,7 @@ def test_an_earlier_run_is_moved_below_the_new_one(tmp_path, caplog):
     path = tmp_path / "step0" / "rank0"
     for run in range(3):
         header = HEADER | {"dump_data_dir": str(path / "dump_tensor_data")}
-        folder = StepFolder(path, header=header)
+        folder = StepWriter(path, header=header)
         folder.add_entry("run", str(run))
         folder.close()
     assert sorted(os.listdir(path)) == ["construct.json", "dump.json", "earlier1", "earlier2", "stack.json"]
@@ -300,8 +300,8 @@ def test_an_earlier_run_is_moved_below_the_new_one(tmp_path, caplog):
 
 def test_a_folder_in_use_by_another_process_is_left_alone(tmp_path, caplog):
     header = HEADER | {"dump_data_dir": str(tmp_path / "rank0" / "dump_tensor_data")}
-    first = StepFolder(tmp_path / "rank0", header=header)
-    second = StepFolder(tmp_path / "rank0", header=header)
+    first = StepWriter(tmp_path / "rank0", header=header)
+    second = StepWriter(tmp_path / "rank0", header=header)
     first.add_entry("first", "1")
     second.add_entry("second", "2")
     first.close()
@@ -322,7 +322,7 @@ def test_an_empty_folder_is_claimed_as_it_is(tmp_path):
 
 def test_a_folder_may_be_renamed_when_the_rank_becomes_known(tmp_path):
     header = HEADER | {"dump_data_dir": str(tmp_path / "proc7" / "dump_tensor_data")}
-    folder = StepFolder(tmp_path / "proc7", header=header)
+    folder = StepWriter(tmp_path / "proc7", header=header)
     folder.add_entry("A", "1")
     (folder.path / "dump_tensor_data").mkdir()
     assert folder.move_to(tmp_path / "rank3") == tmp_path / "rank3"

@@ -8,12 +8,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 from windtunnel.probe.files.tensor_store import TensorStore
 
 
 def main(path: str) -> None:
-    folder = StepFolder(path, header={"task": "tensor"}, flush_seconds=0.0)
+    folder = StepWriter(path, header={"task": "tensor"}, flush_seconds=0.0)
     store = TensorStore(folder.path / "dump_tensor_data")
     data = memoryview(bytes(20_000))
     saved = [store.save(f"t{i}", data, "uint8", (20_000,)) for i in range(60)]

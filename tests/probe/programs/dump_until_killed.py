@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 from windtunnel.probe.files.tensor_store import TensorStore
 
 
@@ -20,7 +20,7 @@ def main(path: str, seed: int) -> None:
     rng = random.Random(seed)
     tell(b"r", 0)
     header = {"task": "tensor", "level": "mix", "dump_data_dir": f"{path}/dump_tensor_data"}
-    folder = StepFolder(path, header=header, flush_seconds=0.002)
+    folder = StepWriter(path, header=header, flush_seconds=0.002)
     store = TensorStore(folder.path / "dump_tensor_data")
     n_added = 0
     while True:

@@ -23,8 +23,8 @@ X = torch.linspace(-1, 1, 24).view(4, 6)
 @pytest.mark.parametrize(
     ("place", "level"),
     [
-        ("windtunnel.probe.pytorch.eager.calls.CallWriter.open", "mix"),
-        ("windtunnel.probe.pytorch.eager.calls.CallWriter.close", "mix"),
+        ("windtunnel.probe.pytorch.eager.call_writer.CallWriter.open", "mix"),
+        ("windtunnel.probe.pytorch.eager.call_writer.CallWriter.close", "mix"),
         ("windtunnel.probe.pytorch.eager.elements.Elements.tensor", "mix"),
         ("windtunnel.probe.pytorch.eager.elements.Elements.tensor", "L0"),
         ("windtunnel.probe.pytorch.eager.elements.Elements.tensor", "L2"),
@@ -32,9 +32,9 @@ X = torch.linspace(-1, 1, 24).view(4, 6)
         ("windtunnel.probe.pytorch.eager.gradients.Call.finish", "mix"),
         ("windtunnel.probe.pytorch.eager.tensor_meter.TorchMeter.measure", "mix"),
         ("windtunnel.probe.collect.collector.Collector.put", "mix"),
-        ("windtunnel.probe.files.step_folder.StepFolder.add_call", "L1"),
+        ("windtunnel.probe.files.step_writer.StepWriter.add_call", "L1"),
         ("windtunnel.probe.collect.collector.Collector.flush", "L0"),
-        ("windtunnel.probe.files.step_folder.StepFolder.close", "L0"),
+        ("windtunnel.probe.files.step_writer.StepWriter.close", "L0"),
         ("windtunnel.probe.files.tensor_store.TensorStore.save", "mix"),
         ("windtunnel.probe.collect.call_stack.CallStacks.here", "mix"),
         ("windtunnel.probe.collect.callsite.CallSites.as_written", "L1"),

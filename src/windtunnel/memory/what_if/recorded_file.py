@@ -20,8 +20,8 @@ from windtunnel.events.recording_check import read_foreign_recording
 from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.attribution import short_op
+from windtunnel.memory.files.kind_of_file import find_replay_files, rank_in_path
 from windtunnel.memory.files.memory_block import read_memory_block, read_names
-from windtunnel.memory.files.replay_folder import find_replay_files, rank_in_path
 from windtunnel.memory.files.snapshot_reader import load_snapshot, tape_of_snapshot
 from windtunnel.memory.mindspore_graph.execute_order import (
     find_execute_order,

@@ -1,6 +1,6 @@
 """What every hook writes to: the counters of one step, its folder, and the error log.
 
-    hooks ──> number("Functional.relu") ──> name ──> put(name, pieces) ──> StepFolder
+    hooks ──> number("Functional.relu") ──> name ──> put(name, pieces) ──> StepWriter
                                                  └─> pieces that wait for a device: queued until `settle`
 
 Nothing here depends on a framework, and nothing here raises into the observed program: hooks pass their exceptions to
@@ -19,7 +19,7 @@ from windtunnel.probe.config.merged_config import ProbeConfig
 from windtunnel.probe.config.selection import Selection
 from windtunnel.probe.files.entry_name import of_pass
 from windtunnel.probe.files.notices import ErrorLog, tell
-from windtunnel.probe.files.step_folder import StepFolder
+from windtunnel.probe.files.step_writer import StepWriter
 from windtunnel.probe.files.tensor_store import TensorStore
 
 __all__ = ["Collector", "StepOutput"]
@@ -41,7 +41,7 @@ class StepOutput:
             "windtunnel": version,
         }
         is_debug = config.level == "debug"
-        self.folder = StepFolder(
+        self.folder = StepWriter(
             folder,
             header=header,
             file_name="debug.json" if is_debug else "dump.json",

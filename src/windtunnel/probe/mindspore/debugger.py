@@ -32,7 +32,7 @@ from windtunnel.probe.mindspore.graph.jit import JitCalls
 from windtunnel.probe.mindspore.graph.kernels import KernelDump
 from windtunnel.probe.mindspore.graph.step_watch import StepWatch
 from windtunnel.probe.mindspore.pynative.apis import ApiStandIns
-from windtunnel.probe.mindspore.pynative.calls import CallWriter
+from windtunnel.probe.mindspore.pynative.call_writer import CallWriter
 from windtunnel.probe.mindspore.pynative.cells import CellHooks
 from windtunnel.probe.mindspore.pynative.elements import Elements
 from windtunnel.probe.mindspore.pynative.errors import MindSporeCollector

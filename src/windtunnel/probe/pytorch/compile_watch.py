@@ -20,7 +20,7 @@ from torch import nn
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.scopes import Scopes
 from windtunnel.probe.pytorch.eager.attribute_swap import HooksAndOurs, Instead, Swaps, has_hooks_of_others
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.modules import ModuleHooks, has_compiled
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from windtunnel.probe.pytorch.compile_watch import CompileWatch
 from windtunnel.probe.pytorch.eager.apis import ApiMode, OperatorNames
 from windtunnel.probe.pytorch.eager.autograd_functions import FunctionUnits
 from windtunnel.probe.pytorch.eager.backward import BackwardModes, InBackward
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.collectives import Collectives
 from windtunnel.probe.pytorch.eager.elements import Elements
 from windtunnel.probe.pytorch.eager.gradients import current_pass

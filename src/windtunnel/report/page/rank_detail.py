@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.events.model import Phase
+from windtunnel.memory.allocation_list import AllocatorMap, RankDetail
 from windtunnel.memory.attribution import ROLE_NAMES, ROLES
-from windtunnel.memory.rank_detail import AllocatorMap, RankDetail
 from windtunnel.report.page.columns import pack
 
 __all__ = ["detail_document"]

@@ -23,7 +23,7 @@ from typing import Any
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.scopes import Scopes
 from windtunnel.probe.mindspore.pynative.api_names import api_places
-from windtunnel.probe.mindspore.pynative.calls import CallWriter, OpenCall
+from windtunnel.probe.mindspore.pynative.call_writer import CallWriter, OpenCall
 from windtunnel.probe.mindspore.pynative.elements import tensors_in
 from windtunnel.probe.mindspore.pynative.reentry import Quiet
 

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.layer_hooks import LayerHooks
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.mindspore.pynative.calls import CallWriter
+from windtunnel.probe.mindspore.pynative.call_writer import CallWriter
 from windtunnel.probe.mindspore.pynative.reentry import Quiet
 
 __all__ = ["CellHooks", "named_cells", "roots_of"]

@@ -17,7 +17,7 @@ from mindspore.utils import MsDispatchMode
 
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.mindspore.pynative.calls import CallWriter
+from windtunnel.probe.mindspore.pynative.call_writer import CallWriter
 from windtunnel.probe.mindspore.pynative.cells import CellHooks
 from windtunnel.probe.mindspore.pynative.reentry import Quiet
 

@@ -18,7 +18,7 @@ from windtunnel.probe.collect.scopes import Scopes
 from windtunnel.probe.pytorch.compiled.inductor_kernels import InductorKernels
 from windtunnel.probe.pytorch.compiled.modules import TraceableHooks
 from windtunnel.probe.pytorch.compiled.regions import CompiledRegions
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.modules import ModuleHooks
 
 __all__ = ["CompiledCode"]

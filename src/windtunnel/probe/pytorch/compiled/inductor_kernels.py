@@ -28,7 +28,7 @@ import torch
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.files.notices import tell
 from windtunnel.probe.pytorch.eager.attribute_swap import Swaps
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.elements import tensors_in
 
 __all__ = ["InductorKernels", "argument_roles", "source_comment"]

@@ -23,7 +23,7 @@ from windtunnel.probe.collect.scopes import Scopes, backward_of
 from windtunnel.probe.pytorch.compiled.hidden import mark_traceable
 from windtunnel.probe.pytorch.compiled.note_ops import connect, tracing_notes
 from windtunnel.probe.pytorch.compiled.note_values import pack, unpack
-from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter, OpenCall
 from windtunnel.probe.pytorch.eager.modules import WRAPPED, ModuleHooks, is_wrapper, leaves, named_modules
 
 __all__ = ["GraphNotes", "GraphStep", "TraceableHooks", "eager_names"]

@@ -30,7 +30,7 @@ from windtunnel.probe.pytorch.compiled.hidden import (
 from windtunnel.probe.pytorch.compiled.note_ops import define_ops
 from windtunnel.probe.pytorch.compiled.tracing import Tracing
 from windtunnel.probe.pytorch.eager.attribute_swap import HooksAndOurs, Instead, Swaps, has_hooks_of_others
-from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter, OpenCall
 
 __all__ = ["CompiledRegions"]
 

@@ -21,7 +21,7 @@ from windtunnel.probe.collect.callsite import CallSites
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.scopes import Scopes
 from windtunnel.probe.pytorch.eager.api_names import OPERATORS, ApiName, exposes_memory, name_of
-from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter, OpenCall
 
 __all__ = ["ApiMode", "OperatorNames"]
 

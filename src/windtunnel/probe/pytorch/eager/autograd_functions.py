@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from windtunnel.probe.collect.code_swap import CodeSwaps
 from windtunnel.probe.collect.collector import Collector
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.pytorch.eager.calls import CallWriter, OpenCall
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter, OpenCall
 from windtunnel.probe.pytorch.eager.mode_stack import hidden, is_on
 
 try:

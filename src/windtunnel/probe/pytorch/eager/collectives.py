@@ -24,7 +24,7 @@ import torch.distributed as dist
 from windtunnel.probe.collect.code_swap import CodeSwaps, Recorder
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.elements import Pieces
 
 __all__ = ["Collectives", "WorkWatch"]

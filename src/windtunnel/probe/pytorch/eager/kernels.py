@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.probe.collect.collector import Collector, StepOutput
 from windtunnel.probe.collect.scopes import Scopes
-from windtunnel.probe.pytorch.eager.calls import CallWriter
+from windtunnel.probe.pytorch.eager.call_writer import CallWriter
 from windtunnel.probe.pytorch.eager.gradients import sequence_number
 from windtunnel.probe.pytorch.eager.mode_stack import is_on, take_off
 

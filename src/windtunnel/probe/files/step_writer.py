@@ -24,13 +24,13 @@ from windtunnel.probe.files.json_layout import construct_parts, dump_parts, stac
 from windtunnel.probe.files.notices import tell
 from windtunnel.whole_file import replace_file
 
-__all__ = ["StepFolder", "claim_folder", "journal_entries"]
+__all__ = ["StepWriter", "claim_folder", "journal_entries"]
 
 # Rewriting all files may take this share of the time, so that the cost of a call does not grow with the step.
 _FLUSH_SHARE = 0.05
 
 
-class StepFolder:
+class StepWriter:
     """One step of one rank: `{root}/step{N}/rank{R}`. All methods may be called from any thread.
 
     A process forked from this one (a data loader worker) writes nothing.

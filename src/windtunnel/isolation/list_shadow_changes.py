@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.isolation.changes import FileChange, size_of_file
+from windtunnel.isolation.list_layer_changes import FileChange, size_of_file
 from windtunnel.isolation.real_files import REAL, find_info, have_same_contents
 from windtunnel.isolation.shadow_tree import COPYING
 

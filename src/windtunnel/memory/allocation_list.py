@@ -24,7 +24,9 @@ from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.memory.tape import AllocationTape, TapeKind
 from windtunnel.memory.thin_curve import outline
 
-__all__ = ["AllocatorMap", "Operators", "RankDetail", "Rest", "rank_detail"]
+__all__ = ["MOST_ALLOCATIONS", "AllocatorMap", "Operators", "RankDetail", "Rest", "rank_detail"]
+
+MOST_ALLOCATIONS = 500_000  # on one page; the page says how many more are only counted
 
 _MOST_POINTS = 4000  # of an outline: more than a screen has columns
 _MOST_CHANGES = 40_000  # of reserved bytes; an allocator that caches has hundreds
@@ -85,7 +87,9 @@ class RankDetail:
     left_out: tuple[str, ...]  # sentences
 
 
-def rank_detail(recorded: RecordedMemory, device: int = 0, most_allocations: int = 400_000) -> RankDetail:
+def rank_detail(
+    recorded: RecordedMemory, device: int = 0, most_allocations: int = MOST_ALLOCATIONS
+) -> RankDetail:
     """Return the details of one device of a recording, with at most `most_allocations` allocations and operators listed."""
     recording, lives, tape = recorded.recording, recorded.lives, recorded.tape(device)
     played = recorded.played(device).replay
