@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from windtunnel.errors import CorruptFile, UsageError
-from windtunnel.events.batch_size import unpacked_bytes
 from windtunnel.events.model import (
     COLUMNS,
     NO_NAME,
@@ -57,6 +56,7 @@ from windtunnel.events.model import (
     Unsave,
     Wait,
 )
+from windtunnel.events.unpacked_size import unpacked_bytes
 from windtunnel.foreign_files import open_file
 from windtunnel.interrupts import held
 

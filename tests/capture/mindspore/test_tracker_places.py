@@ -1,5 +1,5 @@
 from windtunnel.capture.mindspore.tracker.model_names import ModelNames
-from windtunnel.capture.mindspore.tracker.places import Places, Where
+from windtunnel.capture.mindspore.tracker.module_and_phase import Places, Where
 from windtunnel.events.model import Phase, Role
 
 WEIGHT, OTHER_WEIGHT, STATE, CONSTANT, BATCH = range(5)

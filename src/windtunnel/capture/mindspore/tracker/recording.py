@@ -13,7 +13,7 @@ from windtunnel.capture.mindspore.tracker.graph import TrackedOp
 from windtunnel.capture.mindspore.tracker.groups import ParticipantFinder
 from windtunnel.capture.mindspore.tracker.marks import Mark
 from windtunnel.capture.mindspore.tracker.model_names import ModelNames
-from windtunnel.capture.mindspore.tracker.places import Places, Where
+from windtunnel.capture.mindspore.tracker.module_and_phase import Places, Where
 from windtunnel.capture.mindspore.tracker.program import Allocated, Freed, TrackedProgram
 from windtunnel.capture.mindspore.tracker.scope_names import place_of
 from windtunnel.capture.mindspore.tracker.user_lines import UserFrames
