@@ -2,8 +2,8 @@
 
     workspaces.toml + the user's file ──> WorkspaceTable ──> demand_of(Signature) ──> bytes of one call, kept handles
 
-An entry is data: devices, operators, an expression (`workspace_expression`) over named dimensions
-(`workspace_dimensions`), how long the memory is held, and whether the figure is exact, fitted, a bound or a single measurement.
+An entry is data: devices, operators, an expression (`expression`) over named dimensions
+(`dimensions`), how long the memory is held, and whether the figure is exact, fitted, a bound or a single measurement.
 """
 
 from __future__ import annotations
