@@ -6,7 +6,9 @@ cpu_programs/*.py ──> real run, torch's profiler (measure_cpu.py) ──┐
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from rich.table import Table
 from windtunnel.events.file import read_recording
 from windtunnel.events.model import Kind, Recording, Role
 
-__all__ = ["Comparison", "compare_program", "main", "programs"]
+__all__ = ["Comparison", "compare_program", "main", "missing_package", "programs"]
 
 _HERE = Path(__file__).parent
 
@@ -44,6 +46,17 @@ class Comparison:
 
 def programs() -> list[Path]:
     return sorted((_HERE / "cpu_programs").glob("*.py"))
+
+
+def missing_package(script: Path) -> str | None:
+    """A package that the program imports and that is not installed: then it is skipped."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+            package = (name or "").partition(".")[0]
+            if package and importlib.util.find_spec(package) is None:
+                return package
+    return None
 
 
 def compare_program(script: Path) -> Comparison:
@@ -161,6 +174,10 @@ def main(names: list[str] | None = None) -> None:
     console = Console(width=150)
     for script in programs():
         if names and script.stem not in names:
+            continue
+        package = missing_package(script)
+        if package is not None:
+            console.print(f"{script.stem} was skipped: {package} is not installed")
             continue
         found = compare_program(script)
         table.add_row(found.name, f"{found.measured_peak:,}", f"{found.predicted_peak:,}", f"{found.peak_error:+.4%}",

@@ -45,6 +45,7 @@ from windtunnel.capture.pytorch.torch_api import (
     cuda,
     export,
     generators,
+    lbfgs,
     safetensors,
     saving,
     storage_methods,
@@ -174,6 +175,7 @@ def install(
     answer_msprobe()
     saving.install_checkpoints()
     safetensors.install_safetensors()
+    lbfgs.install_lbfgs()
     export.install_exports()
     processes.install_processes()
     torch_compile.install_compile(recorder, mark_compiled)

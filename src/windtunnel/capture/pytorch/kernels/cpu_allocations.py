@@ -23,14 +23,12 @@ from torch._C._profiler import (
     _EventType,
     _ExperimentalConfig,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from windtunnel.capture.pytorch.kernels import shape_inference as inference
+from windtunnel.capture.pytorch.kernels.cpu_data import install_cpu_data
 from windtunnel.capture.pytorch.kernels.cpu_scaling import Step, extrapolated, tensors_in
-from windtunnel.capture.pytorch.kernels.device_argument import plain_device, simulate
 from windtunnel.capture.pytorch.kernels.known_values import values_of
-from windtunnel.capture.pytorch.tensors.storage import CPU, attach, new_tensor, sim_of, world
+from windtunnel.capture.pytorch.tensors.storage import sim_of, world
 
 __all__ = ["install_cpu_kernels"]
 
@@ -39,11 +37,6 @@ MEASURED_BYTES = 1 << 26  # inputs and outputs together; above this a kernel is 
 _CONFIG = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
 _ACTIVITIES = {ProfilerActivity.CPU}
 _empty_strided = torch.empty_strided
-_empty = torch.empty
-_NOT_TORCH = torch.device("cpu", 0)  # not the device that is accounted
-_RECEIVED = (
-    torch.ops.aten.set_.source_Storage_storage_offset
-)  # how a tensor arrives from a worker, in shared memory
 
 
 def install_cpu_kernels() -> None:
@@ -52,9 +45,7 @@ def install_cpu_kernels() -> None:
     inference.ask_kernel, inference.run_kernel = ask_cpu, _run_on_zeros
     # The CPU's backward runs in the calling thread, whose numbers order the nodes it makes (double backward).
     torch.autograd.set_multithreading_enabled(False)
-    _install_random_state()
-    _install_data_loader()
-    _install_numpy()
+    install_cpu_data()
 
 
 def ask_cpu(
@@ -238,96 +229,3 @@ def _argument_bytes(values: Any) -> int:
 
 def _is_new(spec: Any) -> bool:
     return isinstance(spec, tuple) and spec[0] == "new"
-
-
-class _Accounted:
-    """An attribute of a real storage: its bytes are counted for as long as torch keeps the storage."""
-
-    __slots__ = ("twin",)
-
-    def __init__(self, twin: Tensor) -> None:
-        self.twin = twin
-
-
-class _RealOperators(TorchDispatchMode):
-    """Operators of a data pipeline run for real; their results count as CPU memory like any other.
-
-    Active inside a DataLoader only: while any mode is active, autograd accumulates gradients out of place.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        returns = func._schema.returns
-        if any(r.alias_info is None for r in returns) or func is _RECEIVED:
-            for made in result if isinstance(result, (list, tuple)) else (result,):
-                if isinstance(made, Tensor):
-                    _account(made)
-        return result
-
-
-def _install_data_loader() -> None:
-    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    original = iterator.__next__
-
-    def __next__(self: Any) -> Any:
-        with _RealOperators():
-            batch = original(self)
-        return tree_map_only(Tensor, _adopt, batch)
-
-    iterator.__next__ = __next__  # type: ignore[method-assign]
-    # Imported from torch by name before constructors are replaced.
-    torch.utils.data.dataset.randperm = lambda *args, **kwargs: torch.randperm(*args, **kwargs)
-
-
-def _account(made: Tensor) -> None:
-    if sim_of(made) is not None or plain_device(made).type != "cpu" or made.layout is not torch.strided:
-        return
-    storage = made.untyped_storage()
-    n_bytes = storage.nbytes()
-    if n_bytes and not hasattr(storage, "_windtunnel_accounted"):
-        twin = new_tensor((n_bytes,), (1,), torch.uint8, torch.device("cpu"), n_bytes)
-        storage._windtunnel_accounted = _Accounted(twin)  # type: ignore[attr-defined]
-
-
-def _adopt(real: Tensor) -> Tensor:
-    """A simulated tensor over the memory of a real one: what the program computes from it is recorded."""
-    if sim_of(real) is not None or plain_device(real).type != "cpu" or real.layout is not torch.strided:
-        return real
-    if type(real) is not Tensor or real.requires_grad or world.is_worker or not real.numel():
-        return real
-    storage = real.untyped_storage()
-    accounted = getattr(storage, "_windtunnel_accounted", None)
-    n_bytes = storage.nbytes()
-    if accounted is not None:
-        twin = accounted.twin
-        del storage._windtunnel_accounted  # type: ignore[attr-defined]  # it now lives as long as the simulated storage
-    else:  # numpy's memory, which torch did not allocate
-        twin = new_tensor((n_bytes,), (1,), torch.uint8, _NOT_TORCH, n_bytes)
-    sim = sim_of(twin)
-    if sim is None:
-        return real
-    sim.device = CPU
-    with _disable_current_modes():
-        sim.values = _empty((0,), dtype=torch.uint8).set_(storage, 0, (n_bytes,), (1,))
-    return attach(twin.untyped_storage(), real.storage_offset(), real.shape, real.stride(), real.dtype)
-
-
-def _install_numpy() -> None:
-    read = torch.from_numpy
-    torch.from_numpy = lambda ndarray: _adopt(read(ndarray))
-
-
-def _install_random_state() -> None:
-    """The generator's state is a tensor of 5 KB, which checkpointing keeps: account for it like any other."""
-    read, write = torch.random.get_rng_state, torch.random.set_rng_state
-
-    def get_rng_state() -> Tensor:
-        return simulate(read())
-
-    def set_rng_state(new_state: Tensor) -> None:
-        known = values_of(new_state)
-        if known is not None:
-            write(known)
-
-    for module in (torch, torch.random):
-        module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state  # type: ignore[attr-defined]

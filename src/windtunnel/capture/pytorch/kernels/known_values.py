@@ -138,7 +138,7 @@ def _raw_empty(n_bytes: int) -> Tensor:
     if n_bytes > KNOWN_VALUE_LIMIT:
         _kept_bytes += n_bytes
         weakref.finalize(buffer, _give_back, n_bytes).atexit = False
-    return torch.frombuffer(buffer, dtype=torch.uint8)
+    return _frombuffer(buffer, dtype=torch.uint8)
 
 
 def _give_back(n_bytes: int) -> None:
@@ -146,7 +146,7 @@ def _give_back(n_bytes: int) -> None:
     _kept_bytes -= n_bytes
 
 
-_empty = torch.empty  # torch's own, before constructors are replaced
+_empty, _frombuffer = torch.empty, torch.frombuffer  # torch's own, before constructors are replaced
 _EMPTY_BYTES = torch.empty(0, dtype=torch.uint8)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch.jit._builtins import _get_builtin_table
 from torch.utils._device import DeviceContext, _device_constructors
 
+from windtunnel.capture.pytorch.kernels.cpu_data import account, adopt
 from windtunnel.capture.pytorch.kernels.device_argument import (
     allocating_on,
     ambient_device,
@@ -166,11 +167,18 @@ def _from_data(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         kwargs.pop("pin_memory", None)
         real = original(data, *args, device=CPU, **kwargs)
         if wanted.type == "cpu" and original.__name__ != "tensor" and isinstance(data, (Tensor, np.ndarray)):
-            return real  # shares the caller's memory: nothing is allocated
+            return _shared(real, data)
         made = simulate(real, wanted) if wanted.type == "cpu" else real.to(wanted)
         return made.requires_grad_() if requires_grad else made
 
     return construct
+
+
+def _shared(real: Tensor, data: Any) -> Tensor:
+    """A tensor over the caller's memory: nothing is allocated, unless its type differs."""
+    if real.data_ptr() != (data.data_ptr() if isinstance(data, Tensor) else data.ctypes.data):
+        account(real)
+    return adopt(real)
 
 
 def _from_simulated(data: Tensor, name: str, device: Any, kwargs: dict[str, Any]) -> Tensor:

@@ -7,6 +7,7 @@ torch.cuda.max_memory_allocated()   ──> the allocator model, fed with the ev
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ import torch
 
 from windtunnel.capture.memory_counters_protocol import MemoryCounters
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
-from windtunnel.capture.pytorch.tensors.storage import World, world
+from windtunnel.capture.pytorch.tensors.storage import World, sims, world
 from windtunnel.capture.pytorch.torch_api import streams
+from windtunnel.capture.pytorch.torch_api.cuda_build import install_cuda_build
 from windtunnel.capture.pytorch.torch_api.data_parallel import install_data_parallel
 from windtunnel.capture.pytorch.torch_api.legacy_types import legacy_types
 from windtunnel.capture.pytorch.torch_api.npu import complete_npu_module, npu_module
@@ -37,7 +39,9 @@ class _Properties:
         self.max_threads_per_multi_processor = 2048
         self.warp_size = 32
         self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 49152
         self.shared_memory_per_block_optin = 166912
+        self.shared_memory_per_multiprocessor = 167936
         self.L2_cache_size = 41943040
         self.gcnArchName = ""
         self.uuid = "simulated"
@@ -72,38 +76,36 @@ def _surface(profile: DeviceProfile, n_devices: int, counters: MemoryCounters) -
         **_memory(profile, counters),
         **_random(n_devices),
         "Stream": streams.Stream,
-        "ExternalStream": streams.Stream,
+        "ExternalStream": streams.ExternalStream,
         "Event": streams.Event,
         "StreamContext": streams.StreamContext,
         "stream": streams.StreamContext,
         "current_stream": streams.current_stream,
         "default_stream": streams.default_stream,
         "set_stream": streams.set_stream,
-        "synchronize": streams.synchronize,
+        "synchronize": _initialising(streams.synchronize),
     }
 
 
 def _identity(profile: DeviceProfile, n_devices: int, properties: _Properties) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
-        "is_initialized": lambda: bool(
-            world.recorder.n_ops or world.recorder.rows
-        ),  # as on a real device: once it was used
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
+        "is_initialized": _is_initialised,
+        "init": _initialise,
+        "_lazy_init": _initialise,
         "_lazy_call": lambda callable, **_: callable(),
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: n_devices,
-        "current_device": lambda: world.default_device.index or 0,
+        "current_device": _initialising(lambda: world.default_device.index or 0),
         "set_device": _set_device,
         "device": _DeviceGuard,
         "device_of": lambda tensor: _DeviceGuard(tensor.get_device()),
         "_DeviceGuard": _DeviceGuard,
         "_exchange_device": _exchange_device,
         "_maybe_exchange_device": _exchange_device,
-        "get_device_name": lambda device=None: profile.name,
-        "get_device_capability": lambda device=None: profile.capability,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_name": _initialising(lambda device=None: profile.name),
+        "get_device_capability": _initialising(lambda device=None: profile.capability),
+        "get_device_properties": _initialising(lambda device=None: properties),
         "is_bf16_supported": lambda including_emulation=True: (
             profile.kind == "npu" or profile.capability >= (8, 0)
         ),
@@ -115,9 +117,37 @@ def _identity(profile: DeviceProfile, n_devices: int, properties: _Properties) -
     }
 
 
+class _Device:
+    is_initialised = False  # by the program: set_device and the first use do, a model on the host does not
+
+
+def _is_initialised() -> bool:
+    """DeviceMesh sets the device from LOCAL_RANK only if the program has not initialised one."""
+    if not _Device.is_initialised:
+        is_used = any(row[0] == Kind.ALLOC for row in world.recorder.rows)
+        _Device.is_initialised = is_used or any(sim.device_index >= 0 for sim in sims.values())
+    return _Device.is_initialised
+
+
+def _initialise() -> None:
+    _Device.is_initialised = True
+
+
+def _initialising(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that initialises the device first, as torch's does."""
+
+    @functools.wraps(answer)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _Device.is_initialised = True
+        return answer(*args, **kwargs)
+
+    return call
+
+
 def _set_device(device: Any) -> None:
     if device is None:
         return
+    _initialise()
     index = device if isinstance(device, int) else resolve_device(device).index
     if index is not None and index >= 0:
         wanted = torch.device(world.device_type, index)
@@ -305,6 +335,10 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     graphs.graph_pool_handle = lambda: (0, 0)
     graphs.make_graphed_callables = _make_graphed_callables
     install_data_parallel()
+    torch.cuda.streams.Stream, torch.cuda.streams.Event = streams.Stream, streams.Event  # type: ignore[misc, assignment]
+    torch.cuda.streams.ExternalStream = streams.ExternalStream  # type: ignore[misc, assignment]
+    install_cuda_build(profile)
+    torch._C._CudaDeviceProperties = torch.cuda._CudaDeviceProperties = _Properties  # type: ignore[assignment, misc]
     for name, legacy_type in legacy_types("cuda").items():
         setattr(torch.cuda, name, legacy_type)
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.capture.pytorch.kernels.cpu_data import account, adopt, is_adopting
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.tensors import storage as store
@@ -52,6 +53,9 @@ def _rebuild_tensor(storage: Any, offset: int, shape: Any, strides: Any) -> Tens
     """Torch's own, with torch's own `empty`: bytes that were read are a real tensor on the host."""
     if storage._untyped_storage._cdata in store.sims:
         return attach(storage._untyped_storage, offset, shape, strides, storage.dtype)
+    real, loading = storage._untyped_storage, loading_onto.current
+    if loading is not None and real.nbytes() and real.device == CPU and is_adopting():
+        return attach(loading.adopted(real), offset, shape, strides, storage.dtype)
     made = _empty((0,), dtype=storage.dtype, device=storage._untyped_storage.device)
     return made.set_(storage._untyped_storage, offset, shape, strides)
 
@@ -127,15 +131,26 @@ class loading_onto:
 
     current: loading_onto | None = None
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, is_mapped: bool = False) -> None:
         self.device = device  # None: where they were
+        self.is_mapped = is_mapped  # torch.load(mmap=True): the bytes stay in the file
         self.storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+        self.twins: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __enter__(self) -> None:
         self.before, loading_onto.current = loading_onto.current, self
 
     def __exit__(self, *_: object) -> None:
         loading_onto.current = self.before
+
+    def adopted(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """The simulated storage over the bytes of a file, where the CPU is the device."""
+        if storage._cdata not in self.twins:
+            whole = _empty((0,), dtype=torch.uint8).set_(storage)
+            if not self.is_mapped:
+                account(whole)
+            self.twins[storage._cdata] = storage, adopt(whole).untyped_storage()
+        return self.twins[storage._cdata][1]
 
 
 def rebuild_simulated(

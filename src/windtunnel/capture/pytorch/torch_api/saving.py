@@ -90,7 +90,7 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
         device = map_location if isinstance(map_location, (str, torch.device, int)) else None
         if device is not None and resolve_device(device).type != "cpu":
             map_location = str(resolve_device(device))
-        with loading_onto(device):
+        with loading_onto(device, is_mapped=bool(kwargs.get("mmap"))):
             return original(f, map_location, *args, **kwargs)
 
     return load

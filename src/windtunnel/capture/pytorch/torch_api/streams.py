@@ -18,6 +18,7 @@ from windtunnel.events.model import Kind
 
 __all__ = [
     "Event",
+    "ExternalStream",
     "Stream",
     "StreamContext",
     "current_stream",
@@ -84,6 +85,13 @@ class Stream:
 
     def __hash__(self) -> int:
         return hash((self.device, self.stream_id))
+
+
+class ExternalStream(Stream):
+    """A stream that another library made: its address is its number."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
+        super().__init__(device, number=stream_ptr)
 
 
 class Event:

@@ -25,6 +25,7 @@ from windtunnel.capture.pytorch.kernels.unknown_values import unknown_value
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
+from windtunnel.capture.pytorch.torch_api.legacy_types import install_host_types, legacy_type_of
 from windtunnel.capture.pytorch.torch_api.saving import move_storage
 
 __all__ = ["install_tensor_methods"]
@@ -35,6 +36,7 @@ _plain_data: Any = torch._C.TensorBase.data
 
 
 def install_tensor_methods() -> None:
+    install_host_types()
     patched: Any = Tensor  # the stubs do not allow methods to be replaced
     patched.device = property(_device_of)
     patched.is_cuda = property(lambda self: _device_of(self).type == "cuda")
@@ -145,21 +147,12 @@ def _type(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"torch.{store.SIM.type}.",
                 "torch." if self.device.type == "cpu" else f"torch.{self.device.type}.",
             )
-        if isinstance(dtype, str) and ".cuda." in dtype:
-            return self.to("cuda", _dtype_named(dtype))
-        if isinstance(dtype, str) and sim_of(self) is not None:
-            return self.to(_dtype_named(dtype))
+        named = legacy_type_of(dtype)
+        if named is not None:
+            return self.to(named.device_type, named.dtype, non_blocking)
         return original(self, dtype)
 
     return type_
-
-
-def _dtype_named(name: str) -> torch.dtype:
-    """torch.cuda.HalfTensor -> torch.float16."""
-    kinds = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64,
-             "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Byte": torch.uint8, "Char": torch.int8,
-             "Bool": torch.bool}  # fmt: skip
-    return kinds[name.rsplit(".", 1)[-1].removesuffix("Tensor")]
 
 
 def _read(self: Tensor, what: str) -> Tensor:

@@ -23,6 +23,7 @@ from windtunnel.capture.pytorch.kernels.known_values import discard_values
 from windtunnel.capture.pytorch.kernels.registration import composite_kernel
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.world.fsdp1 import install_fsdp1
+from windtunnel.capture.pytorch.world.nccl import install_nccl
 from windtunnel.capture.pytorch.world.process_group import SimulatedGroup
 from windtunnel.capture.pytorch.world.stores import SimulatedStore
 from windtunnel.capture.rank_messages import LocalMessages, RankMessages
@@ -45,6 +46,7 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
     SimulatedGroup.messages = SimulatedStore.messages = messages or LocalMessages()
     SimulatedGroup.stops_early = stops_early
     SimulatedStore.rank, SimulatedStore.world_size = rank, world_size
+    install_nccl()
     _register_backends()
     _replace_init(rank, world_size)
     _replace("_new_group_with_tag", _new_group)
@@ -160,6 +162,7 @@ def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, back
     default_name, default_store = c10d._world.pg_map[world]
     name, devices = _library(str(backend).lower()) if backend else (default_name, world._devices)
     group = SimulatedGroup(members, own, name, devices, group_desc or "undefined")
+    group.options = backend_options
     group_name = c10d._process_group_name(members, use_hashed_name=use_local_synchronization)
     group._set_group_name(group_name)
     tables = c10d._world  # torch's own; it has a function that fills them only since 2.13

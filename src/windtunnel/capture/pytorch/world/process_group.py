@@ -18,6 +18,7 @@ from windtunnel.capture.enough_steps import EnoughSteps
 from windtunnel.capture.pytorch.kernels.known_values import discard_values, values_of
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.world import peer_values as peers
+from windtunnel.capture.pytorch.world.nccl import ProcessGroupNCCL
 from windtunnel.capture.pytorch.world.work import SimulatedBackend, SimulatedWork
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.events.model import Phase, Role, Signature, TensorSpec
@@ -59,6 +60,8 @@ class SimulatedGroup(_ProcessGroup):
         self._backend = backend
         self._devices = tuple(devices)
         self._name, self._description = "undefined", purpose
+        self.options: Any = None  # pg_options, as the program gave them
+        self._libraries: dict[str, SimulatedBackend] = {}
         self._n_sent: dict[tuple[int, int], int] = {}
         self._together: SimulatedWork | None = None  # while calls are coalesced: their common handle
         self._id = SimulatedGroup.n_groups
@@ -95,7 +98,15 @@ class SimulatedGroup(_ProcessGroup):
         return [torch.device(name) for name in self._devices]
 
     def _get_backend(self, device: Any = None) -> SimulatedBackend:
-        return SimulatedBackend(self._backend)
+        name = _library_for(device, self._backend)
+        if name not in self._libraries:
+            is_nccl = name == "nccl"
+            self._libraries[name] = (
+                ProcessGroupNCCL(None, self._rank, self.size(), self.options)
+                if is_nccl
+                else SimulatedBackend(name)
+            )
+        return self._libraries[name]
 
     # torch stores these in a group's backends, but this group has none
     def _set_group_name(self, name: str) -> None:
@@ -382,6 +393,13 @@ def _short(ranks: tuple[int, ...]) -> str:
     """A key that is the same on every rank, and different for every other group."""
     text = "-".join(map(str, ranks))
     return text if len(ranks) <= 4 else hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _library_for(device: Any, backend: str) -> str:
+    """ "cpu:gloo,cuda:nccl" -> the library of this kind of device; a single name serves all."""
+    pairs = dict(pair.split(":") for pair in backend.split(",") if ":" in pair)
+    kind = device.type if isinstance(device, torch.device) else str(device or "")
+    return pairs.get(kind, next(iter(pairs.values()), backend))
 
 
 def _amount(tensor: Tensor) -> str:
