@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
@@ -163,7 +164,7 @@ def _launcher_in(words: Sequence[str]) -> list[str] | None:
     if name in LAUNCHERS and len(words) > 1 and not (name == "accelerate" and words[1] != "launch"):
         return [name, *words[1:]]
     if _PYTHON.fullmatch(name) and any(
-        option == "-m" and module in MODULES for option, module in zip(words[1:3], words[2:4], strict=False)
+        option == "-m" and module in MODULES for option, module in pairwise(words[1:4])
     ):
         return ["python", *words[1:]]
     joined = next((n for n, word in enumerate(words) if word in ("&&", ";")), None)
