@@ -33,7 +33,7 @@ from windtunnel.capture.task import RankTask
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
 from windtunnel.memory import Allocator
-from windtunnel.memory.counters_for_script import LiveMemory
+from windtunnel.memory.live_memory import LiveMemory
 from windtunnel.remat.advisor.account import play
 from windtunnel.remat.advisor.blocks import find_blocks, name_blocks
 from windtunnel.remat.advisor.checkpointing import CheckpointPlan

@@ -22,7 +22,7 @@ from windtunnel.capture.pytorch.rank import run_rank
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import find_device
 from windtunnel.memory import Allocator
-from windtunnel.memory.counters_for_script import LiveMemory
+from windtunnel.memory.live_memory import LiveMemory
 from windtunnel.remat.evict_and_recompute import Settings
 from windtunnel.remat.pytorch.costs import Costs
 from windtunnel.remat.pytorch.runtime import Runtime

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cluster.program import StepProgram, Work
-from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
+from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.events.file import read_recording, record_events
 from windtunnel.events.model import (
     Alloc,
@@ -29,6 +29,7 @@ from windtunnel.events.model import (
     Sync,
     Wait,
 )
+from windtunnel.events.recomputation import is_recomputed
 
 REDUCE, SEND, RECEIVE, MM = 0, 1, 2, 3
 SIGNATURES = (

@@ -13,8 +13,8 @@ from windtunnel.commands.main import main
 from windtunnel.errors import CorruptFile
 from windtunnel.events import file as recording_file
 from windtunnel.events.file import RecordingWriter, read_recording, row_of
+from windtunnel.events.foreign_recording import read_foreign_recording
 from windtunnel.events.model import COLUMNS, Alloc, Frame, Op, Signature, TensorSpec
-from windtunnel.events.recording_check import read_foreign_recording
 
 
 def _refused(path, reason):

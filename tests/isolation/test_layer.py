@@ -16,8 +16,9 @@ from windtunnel.errors import UsageError
 from windtunnel.isolation import layer as layers
 from windtunnel.isolation import offline, user_renames
 from windtunnel.isolation.entrance import enter
+from windtunnel.isolation.file_changes import FileChange
 from windtunnel.isolation.layer import Isolation, check_keep_folder, together
-from windtunnel.isolation.list_layer_changes import SIMULATED_STORAGE, FileChange, size_of_file
+from windtunnel.isolation.true_size import SIMULATED_STORAGE, size_of_file
 
 
 @pytest.fixture

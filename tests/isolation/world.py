@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.isolation.forked import in_fork
 from tests.isolation.test_shadow_property import snapshot
+from windtunnel.isolation.file_changes import FileChange
 from windtunnel.isolation.guard import enter_guard
-from windtunnel.isolation.list_layer_changes import FileChange
 from windtunnel.isolation.list_shadow_changes import shadow_changes
 
 __all__ = ["World"]

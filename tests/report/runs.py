@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from windtunnel.isolation.list_layer_changes import FileChange, Files
+from windtunnel.isolation.file_changes import FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.results.run import DeviceResult, RankResult, RunResult, UnknownValue

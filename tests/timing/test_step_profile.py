@@ -7,8 +7,8 @@ import pytest
 
 from tests.timing.fixed_costs import FixedCosts, recording_of
 from tests.timing.signatures import spec
-from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import ModuleEnter, ModuleExit, Op, Phase, Signature, Step
+from windtunnel.events.recomputation import is_recomputed
 from windtunnel.timing.operators.op_cost import Basis, OpCost
 from windtunnel.timing.row_costs import row_costs
 from windtunnel.timing.step_profile import OperatorTime, profile_of, shapes_text, tokens_of

@@ -18,7 +18,10 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
+
+from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
 
 __all__ = ["ChildWorkers"]
 
@@ -26,8 +29,6 @@ __all__ = ["ChildWorkers"]
 _RANKS = (
     "RANK", "LOCAL_RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "MS_NODE_ID", "NODE_RANK",
 )  # fmt: skip
-_LAUNCHERS = ("torchrun", "msrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun")
-_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "mindspore.parallel.cluster.run")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _RANK_OPTION = re.compile(r"--?(local[-_])?rank(=\d+)?")
 _JOB_WORDS = re.compile(r"\b(init_process_group|set_device|cuda|npu|communication\.init|init\(\))")
@@ -160,9 +161,11 @@ def _words(args: Any) -> list[str]:
 def _launcher_in(words: Sequence[str]) -> list[str] | None:
     """The words from a launcher on: `torchrun ...`, also after `python` and `cd x &&`."""
     name = os.path.basename(words[0])
-    if name in _LAUNCHERS and len(words) > 1 and not (name == "accelerate" and words[1] != "launch"):
+    if name in LAUNCHERS and len(words) > 1 and not (name == "accelerate" and words[1] != "launch"):
         return [name, *words[1:]]
-    if _PYTHON.fullmatch(name) and any(word in _LAUNCHER_MODULES for word in words[1:4]):
+    if _PYTHON.fullmatch(name) and any(
+        option == "-m" and module in MODULES for option, module in pairwise(words[1:4])
+    ):
         return ["python", *words[1:]]
     joined = next((n for n, word in enumerate(words) if word in ("&&", ";")), None)
     return _launcher_in(words[joined + 1 :]) if joined is not None and joined + 1 < len(words) else None

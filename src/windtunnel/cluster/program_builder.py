@@ -18,7 +18,7 @@ from windtunnel.cluster.program import StepProgram, Work
 from windtunnel.events.model import Kind, Phase, Recording
 from windtunnel.events.scalars import peer_of
 
-__all__ = ["Durations", "is_recomputed", "program_of"]
+__all__ = ["Durations", "program_of"]
 
 _WITH_PEER = ("c10d.send", "c10d.recv")
 _COMMUNICATION = (Kind.COLLECTIVE, Kind.WAIT)
@@ -79,17 +79,6 @@ def program_of(
         rank, rows, work, columns["stream"][rows].astype(np.int32), columns["subject"][rows], seconds, host, group, peer,
         _sequences(recording)[rows], is_call & (columns["role"][rows] == 1), groups, names, is_synchronous,
     )  # fmt: skip
-
-
-def is_recomputed(recording: Recording) -> np.ndarray:
-    """Which rows are in a forward pass that is recomputed during backward."""
-    columns = recording.columns
-    is_edge = columns["extra"] == 1
-    depth = np.cumsum(
-        (is_edge & (columns["kind"] == Kind.MODULE_ENTER)).astype(np.int64)
-        - (is_edge & (columns["kind"] == Kind.MODULE_EXIT))
-    )
-    return depth > 0
 
 
 def _sequences(recording: Recording) -> np.ndarray:

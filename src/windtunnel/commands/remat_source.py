@@ -11,8 +11,8 @@ from pathlib import Path
 
 from windtunnel.devices import known_devices
 from windtunnel.errors import UsageError
+from windtunnel.events.foreign_recording import read_foreign_recording
 from windtunnel.events.model import Recording
-from windtunnel.events.recording_check import read_foreign_recording
 
 __all__ = ["RematSource", "open_recording"]
 

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from windtunnel.capture.framework_choice import FRAMEWORKS, framework_of
+from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
 from windtunnel.capture.path_patterns import split_patterns
 from windtunnel.capture.script_check import check_module, check_script
 from windtunnel.capture.values_set_by_user import values_set_by_user
@@ -20,7 +21,7 @@ from windtunnel.errors import UsageError
 from windtunnel.session.launchers.command_run import Handed
 from windtunnel.session.launchers.launch import Given, Launch, check_agreement
 from windtunnel.session.launchers.python_words import PYTEST, is_python
-from windtunnel.session.launchers.recognise import LAUNCHERS, MODULES, Command, shell_words, understand
+from windtunnel.session.launchers.recognise import Command, shell_words, understand
 from windtunnel.session.mindspore_files import asks_for_blocks
 from windtunnel.session.request import RunRequest, check_request, conf_of_environment
 

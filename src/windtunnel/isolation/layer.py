@@ -21,7 +21,8 @@ from pathlib import Path
 
 from windtunnel.errors import UsageError
 from windtunnel.isolation.entrance import Order, State
-from windtunnel.isolation.list_layer_changes import FileChange, Files, layer_changes, written_content
+from windtunnel.isolation.file_changes import FileChange, Files
+from windtunnel.isolation.list_layer_changes import layer_changes, written_content
 from windtunnel.isolation.overlay import SHARED_MEMORY, can_hold_layer
 
 __all__ = ["PREFIX", "Isolation", "SharedIsolation", "SharedView", "check_keep_folder", "together"]

@@ -7,107 +7,21 @@ This runs outside the layer, after the script: the real files are unchanged ther
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from windtunnel.isolation.file_changes import FileChange
 from windtunnel.isolation.real_files import have_same_contents
+from windtunnel.isolation.true_size import size_of_file
 
-__all__ = [
-    "KINDS",
-    "SIMULATED_STORAGE",
-    "FileChange",
-    "Files",
-    "layer_changes",
-    "size_of_file",
-    "written_content",
-]
-
-
-# What may happen to a file, the most important first.
-KINDS = ("removed", "replaced", "moved", "written", "metadata")
-
-
-@dataclass(frozen=True, slots=True)
-class FileChange:
-    """One file, or one folder that was removed or moved as a whole."""
-
-    what: str  # one of KINDS; "written": new; "metadata": only its mode, owner or times
-    path: str  # absolute, as the script names it
-    n_bytes: int | None  # afterwards; None where it was removed
-    n_bytes_before: int | None  # None where nothing was there
-    moved_from: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """How the disk was protected, and what the script would have changed on it."""
-
-    protection: (
-        str  # "layer" (copy on write), "guard" (refused or redirected), or "none": nothing was started
-    )
-    sentence: str  # the same in words
-    is_network_off: bool
-    changes: tuple[FileChange, ...]  # by path
-    n_more: int = 0  # the smallest changes, which are only counted
-    more_bytes: int = 0  # their size
-    notes: tuple[str, ...] = ()
-
-
-# Weights on a simulated device have no bytes. A file that describes them contains the number and size of each storage,
-# so that the file's real size is known wherever the description ends up: in a pickle, an archive, a copy.
-SIMULATED_STORAGE = "windtunnel-storage:{number}:{n_bytes};"
-_NAMED_STORAGE = re.compile(rb"windtunnel-storage:([0-9.]{1,40}):(\d{1,20});")
-_LONGEST_NAME, _BLOCK = 128, 1 << 24
+__all__ = ["layer_changes", "written_content"]
 
 
 def layer_changes(folders: Mapping[str, str]) -> list[FileChange]:
     """`folders`: the parts of each overlay, and the folder it covers."""
     return [change for parts, lower in folders.items() for change in _Overlay(Path(parts), lower).changes()]
-
-
-def size_of_file(path: str) -> int:
-    """Bytes of a file; for a file with simulated weights, its size if it held their values."""
-    info = os.lstat(path)
-    storages: dict[bytes, bytes] = {}  # number -> bytes: two tensors may share one
-    if not stat.S_ISREG(info.st_mode):
-        return info.st_size
-    try:
-        with open(path, "rb") as file:
-            end = b""
-            for block in _blocks(file):
-                storages |= _NAMED_STORAGE.findall(end + block)
-                end = block[-_LONGEST_NAME:]
-    except OSError:
-        return info.st_size
-    return info.st_size + sum(map(int, storages.values()))
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """The parts of a file that were written: a sparse file may be terabytes long."""
-    if not hasattr(os, "SEEK_DATA"):
-        yield from iter(lambda: file.read(_BLOCK), b"")
-        return
-    at = 0
-    while True:
-        try:
-            at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end of the file
-                return
-            raise
-        end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
-        while at < end:
-            block = os.pread(file.fileno(), min(_BLOCK, end - at), at)
-            if not block:
-                return
-            yield block
-            at += len(block)
 
 
 class _Overlay:

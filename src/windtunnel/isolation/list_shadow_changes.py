@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.isolation.list_layer_changes import FileChange, size_of_file
+from windtunnel.isolation.file_changes import FileChange
 from windtunnel.isolation.real_files import REAL, find_info, have_same_contents
 from windtunnel.isolation.shadow_tree import COPYING
+from windtunnel.isolation.true_size import size_of_file
 
 __all__ = ["shadow_changes"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.events.model import Frame, Kind, Phase, Recording, Role
+from windtunnel.events.model import Kind, Phase, Recording, Role
+from windtunnel.events.recomputation import is_on_recomputed_stack
 from windtunnel.memory.inferred_roles import NEVER, infer_roles
 
 __all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
@@ -66,7 +67,7 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     signature = np.where(op_row >= 0, columns["value"][op_row], -1)
     phase = columns["phase"][birth].copy()
     frame = columns["frame"][birth]
-    phase[_is_recomputed(recording.frames, frame) & (phase == Phase.BACKWARD)] = Phase.FORWARD
+    phase[is_on_recomputed_stack(recording.frames, frame) & (phase == Phase.BACKWARD)] = Phase.FORWARD
     role = infer_roles(role, phase, birth, death, columns)
     return Lifetimes(
         storage, columns["value"][birth], birth, np.where(death == NEVER, ALIVE, death), role, name,
@@ -151,14 +152,3 @@ def _op_rows(is_op: np.ndarray, subject: np.ndarray, op: np.ndarray) -> np.ndarr
     order = np.argsort(ids, kind="stable")
     found = np.minimum(np.searchsorted(ids, op, sorter=order), len(ids) - 1)
     return np.where(ids[order[found]] == op, rows[order[found]], -1)
-
-
-def _is_recomputed(frames: tuple[Frame, ...], frame: np.ndarray) -> np.ndarray:
-    """Which frames run below torch's checkpoint recomputation."""
-    inside = np.zeros(len(frames) + 1, bool)  # the last element is for frame -1
-    for i, f in enumerate(frames):
-        inside[i] = f.function == "recompute_fn" or (
-            f.file.endswith("checkpoint.py") and "recompute" in f.function
-        )
-        inside[i] |= f.parent < i and inside[f.parent]
-    return inside[frame]

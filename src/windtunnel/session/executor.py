@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from windtunnel.capture.task import RankTask
-from windtunnel.isolation.list_layer_changes import Files
+from windtunnel.isolation.file_changes import Files
 
 __all__ = [
     "Analysed", "Ended", "Events", "Executor", "Fetch", "Interrupted", "OnLine", "Post",

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from windtunnel.capture.task import RankTask
 from windtunnel.exit_codes import INTERRUPTED
-from windtunnel.isolation.list_layer_changes import Files
+from windtunnel.isolation.file_changes import Files
 from windtunnel.session.executor import Ended, Events, OnLine, Remark
 from windtunnel.session.fork_server import Child, ForkServer, ForkServerClosed
 from windtunnel.session.rank_channel import answer, read_messages

@@ -22,7 +22,7 @@ from windtunnel.errors import MissingFramework, NoToolchain, UnsupportedFramewor
 from windtunnel.events.file import RecordingWriter
 from windtunnel.frameworks import load
 from windtunnel.memory import Allocator
-from windtunnel.memory.counters_for_script import LiveMemory
+from windtunnel.memory.live_memory import LiveMemory
 from windtunnel.session.rank_channel import RankChannel
 from windtunnel.session.rank_crash import watch_for_crashes
 

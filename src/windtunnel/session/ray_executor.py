@@ -32,8 +32,8 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from windtunnel.capture.task import RankTask
 from windtunnel.errors import UsageError
 from windtunnel.exit_codes import INTERRUPTED
+from windtunnel.isolation.file_changes import Files
 from windtunnel.isolation.layer import Isolation, together
-from windtunnel.isolation.list_layer_changes import Files
 from windtunnel.session.executor import Ended, Events, Fetch, OnLine, Remark
 from windtunnel.session.fork_server import ForkServer
 from windtunnel.session.local_executor import LocalExecutor

@@ -23,8 +23,8 @@ from windtunnel.cluster.ranks_to_simulate import RankClasses
 from windtunnel.errors import WindtunnelError
 from windtunnel.exit_codes import BAD_USAGE, DOES_NOT_FIT, INTERNAL_ERROR, INTERRUPTED, SCRIPT_FAILED
 from windtunnel.frameworks import load
+from windtunnel.isolation.file_changes import Files
 from windtunnel.isolation.layer import Isolation
-from windtunnel.isolation.list_layer_changes import Files
 from windtunnel.memory.recorded_memory import RecordedMemory
 from windtunnel.report.facts import five_facts
 from windtunnel.report.json.run import write_report

@@ -17,11 +17,12 @@ import numpy as np
 from windtunnel.cluster.data_shards import n_data_shards, shared_groups
 from windtunnel.cluster.equal_times import MOST_KINDS
 from windtunnel.cluster.program import StepProgram, Work
-from windtunnel.cluster.program_builder import Durations, is_recomputed, program_of
+from windtunnel.cluster.program_builder import Durations, program_of
 from windtunnel.cluster.step_time import RankTime, WorldTime, time_of
 from windtunnel.cluster.timeline import WorldTimeline, replay_world
 from windtunnel.devices import DeviceProfile
 from windtunnel.events.model import Recording
+from windtunnel.events.recomputation import is_recomputed
 from windtunnel.report.results.run import RankResult
 from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.report.results.time_verdict import bound_by, slowest_why

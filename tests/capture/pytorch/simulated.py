@@ -34,7 +34,7 @@ from windtunnel.events.file import read_recording
 from windtunnel.events.model import Alloc, Event, Free, Kind, Op, Recording
 from windtunnel.memory import Allocator
 from windtunnel.memory.analysis import RankMemory
-from windtunnel.memory.counters_for_script import LiveMemory
+from windtunnel.memory.live_memory import LiveMemory
 
 __all__ = ["Simulated", "needs_compiler", "run_plainly", "simulate"]
 

@@ -12,7 +12,7 @@ from torch import nn
 import windtunnel
 from tests.capture.pytorch.simulated import run_plainly, simulate
 from tests.commands.warm import run_warm_python
-from windtunnel.isolation.list_layer_changes import size_of_file
+from windtunnel.isolation.true_size import size_of_file
 
 
 @pytest.fixture

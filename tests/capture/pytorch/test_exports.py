@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.capture.pytorch.simulated import run_plainly, simulate
-from windtunnel.isolation.list_layer_changes import size_of_file
+from windtunnel.isolation.true_size import size_of_file
 
 N_BYTES = 4 * (64 * 64 + 64 + 64 * 8 + 8)  # of the four weights of the model below
 

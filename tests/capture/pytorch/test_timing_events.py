@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.capture.pytorch.simulated import simulate
-from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import (
     Collective,
     EmptyCache,
@@ -22,6 +21,7 @@ from windtunnel.events.model import (
     Phase,
     Sync,
 )
+from windtunnel.events.recomputation import is_recomputed
 
 HOST = -1
 

@@ -21,6 +21,7 @@ import mindspore
 from mindspore.profiler.common.profiler_context import ProfilerContext
 from mindspore.profiler.profiler_interface import ProfilerInterface
 
+from windtunnel.capture.enough_steps import step_counter
 from windtunnel.capture.mindspore.clock import Snapshots, dump_tracker, tracker_clock
 from windtunnel.capture.mindspore.instruments import Instruments
 from windtunnel.capture.mindspore.largest_shapes import install_largest_shapes
@@ -30,7 +31,7 @@ from windtunnel.capture.mindspore.script import (
     exit_outcome,
     observations,
     run_script,
-    step_counter,
+    step_report,
 )
 from windtunnel.capture.mindspore.summaries import install_summaries
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
@@ -52,7 +53,9 @@ def start() -> None:
     mindspore.runtime.launch_blocking()
     marks = MarkWriter(Path(sys.argv[2]), clock)
     reads = UnknownReads(marks)
-    instruments = Instruments(marks, step_counter(task.max_steps, steps), shows_phases=task.level == 0)
+    instruments = Instruments(
+        marks, step_counter(task.max_steps, step_report(steps)), shows_phases=task.level == 0
+    )
     instruments.install()
     reads.install()
     install_objects(reads.notice)

@@ -26,7 +26,7 @@ from windtunnel.capture.task import RankTask
 from windtunnel.errors import WindtunnelError
 from windtunnel.msprobe_imports import answer_msprobe
 
-__all__ = ["CalledOsExit", "exit_outcome", "observations", "run_script", "step_counter"]
+__all__ = ["CalledOsExit", "exit_outcome", "observations", "run_script", "step_report"]
 
 _NO_TESTS = 5  # pytest's exit code
 _OURS = ("/windtunnel/capture/", "<frozen runpy>", "/runpy.py")
@@ -70,17 +70,15 @@ def exit_outcome(code: int, words: str = "") -> dict[str, Any]:
     return {"status": "failed", "error": f"{text}: {words}" if words else text, "code": code}
 
 
-def step_counter(max_steps: int | None, steps: Any) -> Callable[[int], None]:
-    """Reports the number of steps to the parent; ends the script after the last requested step."""
+def step_report(steps: Any) -> Callable[[int], None]:
+    """Reports the number of steps to the parent process."""
 
-    def count(n_steps: int) -> None:
+    def report(n_steps: int) -> None:
         with suppress(OSError, ValueError):
             steps.write(f"{n_steps}\n")
             steps.flush()
-        if max_steps is not None and n_steps >= max_steps:
-            raise EnoughSteps
 
-    return count
+    return report
 
 
 def observations(instruments: Instruments, reads: UnknownReads) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 
 from windtunnel import torch_compatibility
 from windtunnel.capture.child_workers import ChildWorkers
-from windtunnel.capture.enough_steps import EnoughSteps
+from windtunnel.capture.enough_steps import EnoughSteps, step_counter
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
 from windtunnel.capture.pytorch import processes, saved_tensors, spawn, what_if
@@ -89,7 +89,7 @@ def run_rank(task: RankTask, make_counters: MakeCounters, program: Callable[[], 
     _flush_on_sudden_exit(writer)
     recorder = Recorder(writer, script=task.script, is_tracking_stacks=task.is_tracking_stacks)
     recorder.is_host = task.device.kind == "cpu"
-    recorder.on_step = _step_counter(task.max_steps, on_step)
+    recorder.on_step = step_counter(task.max_steps, on_step)
     install(task, recorder, make_counters(writer, task.recording_path), messages)
     note = torch_compatibility.unfamiliar()
     if note is not None:
@@ -231,16 +231,6 @@ def _script_of(task: RankTask) -> Callable[[], Any]:
         return runpy.run_path(task.script, run_name="__main__")
 
     return run_module if task.is_module else run_path
-
-
-def _step_counter(max_steps: int | None, on_step: Callable[[int], None] | None) -> Callable[[int], None]:
-    def count(n_steps: int) -> None:
-        if on_step is not None:
-            on_step(n_steps)
-        if max_steps is not None and n_steps >= max_steps:
-            raise EnoughSteps
-
-    return count
 
 
 def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[str, Any]:

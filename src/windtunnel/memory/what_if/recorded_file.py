@@ -15,8 +15,8 @@ import numpy as np
 
 from windtunnel.devices import known_devices
 from windtunnel.errors import CorruptFile, UsageError, WindtunnelError
+from windtunnel.events.foreign_recording import read_foreign_recording
 from windtunnel.events.model import Kind, Phase, Recording
-from windtunnel.events.recording_check import read_foreign_recording
 from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.memory.allocators.cuda.alloc_conf import cuda_rules
 from windtunnel.memory.attribution import short_op

@@ -9,7 +9,6 @@ it, inputs before outputs.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +17,7 @@ from windtunnel.probe.compare.cause import explain
 from windtunnel.probe.compare.comparison import RankComparison
 from windtunnel.probe.compare.relative_errors import NOTHING
 from windtunnel.probe.compare.side import Side
+from windtunnel.probe.compare.source_line import own_line
 from windtunnel.probe.compare.tolerance import DIFFERENT, EQUAL, ROUNDING
 from windtunnel.probe.compare.value_columns import HAS_SKETCH, INPUT, NUMBER, OUTPUT, PARAMETER, TEXT
 
@@ -218,7 +218,7 @@ def _divergence(
     area = found.a.area_of(name) or found.b.area_of(name_b)
     return Divergence(
         area, found.pair.step, found.pair.rank, place, name + dot_a, name_b + dot_b, kind, error,
-        _inputs(found, place), sentences, frames, _own_line(frames), tuple(rows),
+        _inputs(found, place), sentences, frames, own_line(frames), tuple(rows),
     )  # fmt: skip
 
 
@@ -286,21 +286,3 @@ def _figure(found: RankComparison, side: Side, row: int) -> str:
 
 def _suffix(found: RankComparison, code: int) -> str:
     return list(found.words.suffixes)[int(code)]
-
-
-def _own_line(frames: tuple[str, ...]) -> str:
-    """The innermost frame outside the frameworks and the probe; if it is a library's, also the user's innermost one."""
-    model = [frame for frame in frames if not _FRAMEWORK.search(frame)]
-    own = [frame for frame in model if "site-packages" not in frame and "dist-packages" not in frame]
-    chosen = dict.fromkeys([*(model or frames)[:1], *own[:1]])
-    return ", called from ".join(map(_place, chosen))
-
-
-def _place(frame: str) -> str:
-    text = " ".join(frame.split())
-    match = _FRAME.fullmatch(text)
-    return "{}:{} in {}: {}".format(*match.groups()) if match else text
-
-
-_FRAMEWORK = re.compile(r"/(?:torch|mindspore|windtunnel|msprobe)/|<frozen")
-_FRAME = re.compile(r"File (.+?), line (\d+), in (.+?), (.*)")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import ProbeConfigError
-from windtunnel.probe.config.checked_keys import Section
 from windtunnel.probe.config.file import read_config_file
 from windtunnel.probe.config.number_sets import NumberSet
+from windtunnel.probe.config.section_reader import Section
 from windtunnel.probe.config.slices import Slice
 from windtunnel.probe.config.values import (
     api_list_of,

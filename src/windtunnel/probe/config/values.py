@@ -12,9 +12,9 @@ from pathlib import Path
 
 from windtunnel.errors import ProbeConfigError
 from windtunnel.probe.config.api_list import read_api_list
-from windtunnel.probe.config.checked_keys import Section, quoted
 from windtunnel.probe.config.name_patterns import check_pattern
 from windtunnel.probe.config.number_sets import LARGEST, NumberSet, read_numbers
+from windtunnel.probe.config.section_reader import Section, quoted
 from windtunnel.probe.config.slices import Slice
 from windtunnel.probe.config.vocabulary import (
     DATA_MODES,

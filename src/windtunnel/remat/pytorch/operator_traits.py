@@ -11,15 +11,9 @@ from typing import Any
 
 import torch
 
-from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_rerunnable
+from windtunnel.remat.rerunnable import HIDDEN_WRITES, is_blank, is_fill, is_rerunnable
 
-__all__ = ["FILLS", "Effect", "Traits", "traits_of"]
-
-# In-place operators whose result does not depend on what was there.
-FILLS = frozenset(
-    "bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ zero_".split()
-)
-_BLANKS = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
+__all__ = ["Effect", "Traits", "traits_of"]
 
 # Collectives write into these arguments, although their schemas do not mark them.
 _WRITTEN_BY_COLLECTIVES = frozenset("tensors output outputs output_tensor output_tensors".split())
@@ -66,7 +60,7 @@ def traits_of(operator: Any, is_cuda: bool) -> Traits:
         and getattr(torch.Tag, "nondeterministic_bitwise", None) not in tags
         and torch.Tag.inplace_view not in tags
     )
-    if base in _BLANKS:
+    if is_blank(name):
         effect = Effect.BLANK
     elif written:
         effect = Effect.WRITES
@@ -75,6 +69,6 @@ def traits_of(operator: Any, is_cuda: bool) -> Traits:
     else:
         effect = Effect.PLAIN if can_rerun else Effect.OTHER
     return Traits(
-        name, effect, torch.Tag.nondeterministic_seeded in tags, can_rerun, written, base in FILLS,
+        name, effect, torch.Tag.nondeterministic_seeded in tags, can_rerun, written, is_fill(name),
         tuple(HIDDEN_WRITES.get(base, ())), name.startswith(("aten.", "prims.")),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.cluster.step_time import RankTime
 from windtunnel.errors import CorruptFile
 from windtunnel.foreign_files import parse_json, read_at_most
-from windtunnel.isolation.list_layer_changes import KINDS, FileChange, Files
+from windtunnel.isolation.file_changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.rank_spans import rank_spans, ranks_in

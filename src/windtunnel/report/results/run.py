@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from windtunnel.cluster.matching import Mismatch
 from windtunnel.cluster.mesh_axes import MeshAxis
 from windtunnel.events.model import Kind, Recording
-from windtunnel.isolation.list_layer_changes import Files
+from windtunnel.isolation.file_changes import Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.results.time import RankTimeResult, TimeResult

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.isolation.list_layer_changes import KINDS, FileChange, Files
+from windtunnel.isolation.file_changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, fold_layers, fold_paths, to_depth
 from windtunnel.report.facts import five_facts

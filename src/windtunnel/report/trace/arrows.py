@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from windtunnel.cluster.program import RankTimeline, Work
-from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.events.recomputation import is_recomputed
 from windtunnel.memory.lifetime import steps_of
 from windtunnel.report.trace.model import Arrows, Slices
 

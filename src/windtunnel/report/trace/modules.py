@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.cluster.program_builder import is_recomputed
 from windtunnel.events.model import Kind, Phase, Recording
+from windtunnel.events.recomputation import is_recomputed
 from windtunnel.memory.lifetime import steps_of
 from windtunnel.memory.phases import AFTER_BACKWARD, phases_of
 

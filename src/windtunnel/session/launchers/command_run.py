@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.caches import cache_folder
+from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
 from windtunnel.devices import DeviceProfile
 from windtunnel.errors import ScriptError, UsageError, WindtunnelError
 from windtunnel.foreign_files import read_at_most
@@ -37,7 +38,7 @@ from windtunnel.isolation.layer import PREFIX, Isolation, SharedView, check_keep
 from windtunnel.session.launchers.device_listing import LISTERS
 from windtunnel.session.launchers.launch import Given, Launch
 from windtunnel.session.launchers.own_workers import SCRIPT
-from windtunnel.session.launchers.recognise import LAUNCHERS, MODULES, Command
+from windtunnel.session.launchers.recognise import Command
 from windtunnel.session.launchers.shim import BINARIES, OUTER, SETTINGS, SITE, SOCKET
 
 __all__ = ["CommandRun", "Handed", "adopted", "check_start"]

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
 from windtunnel.errors import UsageError
 from windtunnel.foreign_files import read_at_most
 from windtunnel.session.launchers.accelerate import read_accelerate
@@ -24,27 +25,9 @@ from windtunnel.session.launchers.msrun import read_msrun
 from windtunnel.session.launchers.python_words import PYTEST, is_python, python_words
 from windtunnel.session.launchers.torchrun import read_torchrun
 
-__all__ = [
-    "LAUNCHERS",
-    "MODULES",
-    "Command",
-    "shell_words",
-    "understand",
-]
+__all__ = ["Command", "shell_words", "understand"]
 
-LAUNCHERS = (
-    "torchrun", "msrun", "deepspeed", "accelerate", "accelerate-launch", "mpirun", "mpiexec", "orterun", "srun",
-)  # fmt: skip
 _MPI = ("mpirun", "mpiexec", "orterun")
-MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "torch_npu.distributed.run": "torchrun",
-    "mindspore.parallel.cluster.run": "msrun",
-    "accelerate.commands.launch": "accelerate-launch",
-    "deepspeed.launcher.runner": "deepspeed",
-    "deepspeed": "deepspeed",
-}
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _SHELL_LINE = re.compile(rb"^#!\s*(\S*/)?(env\s+(-S\s+)?)?(ba|da|z|k)?sh\b")
 

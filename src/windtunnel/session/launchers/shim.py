@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from windtunnel.capture.framework_choice import framework_of, is_training
+from windtunnel.capture.launcher_names import MODULES
 from windtunnel.capture.script_check import check_module, check_script
 from windtunnel.errors import UsageError
 from windtunnel.exit_codes import BAD_USAGE
@@ -27,7 +28,7 @@ from windtunnel.session.launchers.device_listing import LISTERS, listing
 from windtunnel.session.launchers.launch import Given, Launch
 from windtunnel.session.launchers.own_workers import SCRIPT, without_cluster, workers_of
 from windtunnel.session.launchers.python_words import is_python, python_words
-from windtunnel.session.launchers.recognise import MODULES, Command, understand
+from windtunnel.session.launchers.recognise import Command, understand
 
 __all__ = ["BINARIES", "OUTER", "PASS", "SETTINGS", "SITE", "SOCKET", "clean_environment", "start"]
 

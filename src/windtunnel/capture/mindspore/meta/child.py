@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mindspore
 
+from windtunnel.capture.enough_steps import step_counter
 from windtunnel.capture.mindspore.instruments import Instruments
 from windtunnel.capture.mindspore.meta.compiled import install_compiled
 from windtunnel.capture.mindspore.meta.context import install_context
@@ -22,7 +23,7 @@ from windtunnel.capture.mindspore.meta.gradients import install_gradients
 from windtunnel.capture.mindspore.meta.tensors import install_tensors
 from windtunnel.capture.mindspore.meta.tracker import MetaTracker
 from windtunnel.capture.mindspore.meta.world import World, install_world
-from windtunnel.capture.mindspore.script import observations, run_script, step_counter
+from windtunnel.capture.mindspore.script import observations, run_script, step_report
 from windtunnel.capture.mindspore.tracker.marks import MarkWriter
 from windtunnel.capture.mindspore.values import UnknownReads
 from windtunnel.capture.task import RankTask
@@ -40,7 +41,7 @@ def start() -> None:
     device = MetaDevice(tracker, task.is_tracking_stacks)
     marks = MarkWriter(Path(sys.argv[2]), lambda: tracker.clock)
     reads = UnknownReads(marks)
-    instruments = Instruments(marks, step_counter(task.max_steps, steps))
+    instruments = Instruments(marks, step_counter(task.max_steps, step_report(steps)))
     # Operators must run on the main thread: MindSpore dispatches them only to the thread that installed the mode.
     mindspore.runtime.launch_blocking()
     mindspore.DeviceCtx("meta").__enter__()

@@ -20,7 +20,7 @@ from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import CPU, attach, new_storage, sim_of, world
-from windtunnel.isolation.list_layer_changes import SIMULATED_STORAGE
+from windtunnel.isolation.true_size import SIMULATED_STORAGE
 
 __all__ = [
     "describing_views",
