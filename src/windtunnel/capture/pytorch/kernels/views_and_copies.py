@@ -13,7 +13,12 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels import kernels
-from windtunnel.capture.pytorch.kernels.known_values import remember_values, values_of
+from windtunnel.capture.pytorch.kernels.known_values import (
+    is_floating,
+    make_known,
+    remember_values,
+    values_of,
+)
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
@@ -130,7 +135,7 @@ def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     shape = tuple(args[0])
     memory_format = kwargs.get("memory_format") or (args[5] if len(args) > 5 else None)
-    return new_tensor(
+    return _blank(
         shape,
         strides_for(shape, memory_format),
         kwargs.get("dtype") or torch.get_default_dtype(),
@@ -140,7 +145,7 @@ def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @rule("empty_strided")
 def _empty_strided(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return new_tensor(
+    return _blank(
         tuple(args[0]), tuple(args[1]), kwargs.get("dtype") or torch.get_default_dtype(), target_device()
     )
 
@@ -151,7 +156,15 @@ def _new_empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     source, shape = args[0], tuple(args[1])
     sim = sim_of(source) if kwargs.get("device") is None else None
     device = sim.device if sim is not None else target_device()
-    return new_tensor(shape, strides_for(shape, None), kwargs.get("dtype") or source.dtype, device)
+    return _blank(shape, strides_for(shape, None), kwargs.get("dtype") or source.dtype, device)
+
+
+def _blank(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU a program fills index tensors part by part (`out[0] = 0; cumsum(x, out=out[1:])`) and reads them."""
+    made = new_tensor(shape, strides, dtype, device)
+    if world.device_type == "cpu" and not is_floating(dtype):
+        make_known(made)
+    return made
 
 
 def target_device() -> torch.device:
