@@ -23,12 +23,12 @@ from windtunnel.capture.pytorch.kernels.device_argument import (
 from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.kernels.unknown_values import unknown_value
 from windtunnel.capture.pytorch.tensors import storage as store
-from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.tensors.storage import PINNED, sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
 from windtunnel.capture.pytorch.torch_api.legacy_types import install_host_types, legacy_type_of
 from windtunnel.capture.pytorch.torch_api.saving import move_storage
 
-__all__ = ["PINNED", "install_tensor_methods"]
+__all__ = ["install_tensor_methods"]
 
 Tensor = torch.Tensor
 _plain_to = torch._C.TensorBase.to
@@ -264,9 +264,6 @@ def _deep_twin(self: Tensor, memo: dict[int, Any]) -> Tensor:
     if copied is None:
         copied = memo[storage._cdata] = move_storage(storage, storage.device)
     return store.attach(copied, self.storage_offset(), tuple(self.shape), self.stride(), self.dtype)
-
-
-PINNED = "_windtunnel_pinned"  # on a host storage that the program pinned
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:

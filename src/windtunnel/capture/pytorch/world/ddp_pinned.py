@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.capture.pytorch.torch_api.tensor_methods import PINNED
+from windtunnel.capture.pytorch.tensors.storage import PINNED
 
 __all__ = ["install_ddp_pinned"]
 
