@@ -3,7 +3,7 @@
 Float32 parameters sharded by fully_shard (a unit per block, bfloat16 gathered, float32 reduced), DTensor tensor
 parallelism with sequence parallel norms, selective or full activation checkpointing, AdamW, clipped gradients.
 What changed between torchtitan's versions is an option: where logits become float32, who holds them, the norm's form,
-the optimizer's form, the loss in chunks. Sources: torchtitan, models/llama/model.py and parallelisms/parallelize_llama.py.
+the optimizer's form, the loss in chunks, what is compiled. Sources: torchtitan, models/llama/model.py and parallelisms/parallelize_llama.py.
 """
 
 from __future__ import annotations
@@ -244,14 +244,14 @@ def build(args: argparse.Namespace, mesh: DeviceMesh) -> nn.Module:
     if args.tp > 1:
         apply_tensor_parallel(model, mesh["tp"])
     apply_checkpointing(model, args.ac)
-    if args.compile:
+    if args.compile == "blocks":
         for i, layer in enumerate(model.layers):
             model.layers[i] = torch.compile(layer, fullgraph=True)
     apply_sharding(model, mesh["dp"], args)
     model.to_empty(device="cuda")
     with torch.no_grad():
         model.init_weights()
-    return model
+    return torch.compile(model) if args.compile == "model" else model
 
 
 def build_fsdp1(model: Llama, args: argparse.Namespace) -> nn.Module:
@@ -310,7 +310,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--local-batch", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--ac", choices=("none", "full", "selective-op", "selective-layer"), default="none")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", choices=("blocks", "model"), help="each block, or all after sharding")
     parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--norm", choices=("plain", "torch"), default="torch")
     parser.add_argument("--logits", choices=("float-in-model", "float-in-loss"), default="float-in-loss")

@@ -156,6 +156,14 @@ def _jit(function: Any = None, **_: Any) -> Any:
     return _JITFunction(function) if function is not None else _JITFunction
 
 
+class _TensorDescriptor:
+    """Dynamo compares what a program calls with its constructor."""
+
+    @staticmethod
+    def from_tensor(*_: Any, **__: Any) -> _TensorDescriptor:
+        return _TensorDescriptor()
+
+
 _NAMES: dict[str, dict[str, Any]] = {
     "triton": {
         "Config": _Config,
@@ -176,6 +184,7 @@ _NAMES: dict[str, dict[str, Any]] = {
         "view": lambda value, _semantic=None: value,
     },
     "triton.compiler.compiler": {"triton_key": lambda: "windtunnel"},
+    "triton.tools.tensor_descriptor": {"TensorDescriptor": _TensorDescriptor},
     "triton.runtime.cache": {"triton_key": lambda: "windtunnel"},
 }
 
