@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from tests.capture.pytorch.simulated import needs_compiler, simulate
-from windtunnel.capture.pytorch.compiler.inner_modules import add_places
 from windtunnel.events.model import FIRST_POOL_STREAM, Alloc, Free, Op, Phase
 from windtunnel.memory import Allocator
 
@@ -102,13 +101,15 @@ def test_a_cache_release_leaves_the_pools_of_cuda_graphs_alone():
     assert allocator.reserved_bytes == 32 << 20
 
 
-def test_a_line_of_generated_code_is_preceded_by_its_module():
-    source = "def call(args):\n    with guard():\n        a = f()\n        b = g()\n        c = h()\n    return a\n"
-    places = [(3, "norm"), (4, "norm"), (5, "mlp.up")]
-    assert add_places(source, places) == (
-        "def call(args):\n    with guard():\n        _at_module('norm')\n        a = f()\n        b = g()\n"
-        "        _at_module('mlp.up')\n        c = h()\n    return a\n"
-    )
+def test_generated_code_says_only_where_the_module_changes():
+    def program():
+        from windtunnel.capture.pytorch.compiler.inner_modules import without_repetitions
+
+        return without_repetitions(
+            "def call(args):\n  _at_module('')\n  a()\n  _at_module('norm')\n  b()\n  _at_module('norm')\n  c()\ndef d():\n"
+        )
+
+    assert simulate(program).answer == "def call(args):\n  a()\n  _at_module('norm')\n  b()\n  c()\ndef d():\n"
 
 
 def test_a_graph_is_compiled_once_for_all_ranks_and_runs(tmp_path, monkeypatch):

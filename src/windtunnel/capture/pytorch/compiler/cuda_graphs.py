@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,14 @@ class _Pool:
         elif graph.is_backward:
             self.has_forward_without_backward = False
         return result
+
+    @property
+    def current_node(self) -> _Pool:
+        return self
+
+    def _is_cuda_graph_recorded_tensor(self, tensor: torch.Tensor) -> bool:
+        """Asked by Dynamo of an optimizer's tensors."""
+        return self._holds(tensor)
 
     def set_to_running_backward(self) -> None:
         """A backward that is no CUDA graph belongs to a forward that is one."""
@@ -140,14 +149,8 @@ def graphed(
     """In place of `torch._inductor.compile_fx.cudagraphify`."""
     is_forward = not is_backward and not is_inference
     graph = _Graph(model, frozenset(static_input_idxs), mutated_input_idxs, is_forward, is_backward)
-    index = device_index or 0
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        if index not in _pools:
-            _pools[index] = _Pool(index)
-        return _pools[index].run(graph, inputs)
-
-    return run
+    pool = _pools.setdefault(device_index or 0, _Pool(device_index or 0))
+    return partial(pool.run, graph)
 
 
 def install_cuda_graphs() -> None:
@@ -155,9 +158,7 @@ def install_cuda_graphs() -> None:
     from torch._inductor import compile_fx
 
     compile_fx.cudagraphify = graphed  # type: ignore[assignment]
-    cudagraph_trees.get_manager = lambda index, create_if_none_exists=True: _pools.setdefault(  # type: ignore[assignment, return-value]
-        index or 0, _Pool(index or 0)
-    )
+    cudagraph_trees.get_manager = lambda index, create_if_none_exists=True: _pools.get(index or 0)  # type: ignore[assignment, return-value]
 
 
 def _generation() -> int:

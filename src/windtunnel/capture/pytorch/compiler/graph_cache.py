@@ -10,7 +10,7 @@ not contain is added to it: this version of windtunnel, the device, and the name
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +39,8 @@ def install_graph_cache(load: Callable[[str, dict[str, Any]], ModuleType]) -> bo
     config.fx_graph_cache = True
     codecache.FxGraphCache._get_tmp_dir = staticmethod(lambda: str(folder))  # type: ignore[method-assign]
     codecache.torch_key = _torch_key  # type: ignore[assignment]
-    _never_fail_for_a_key()
+    codecache.add_ephemeral_timeout_increase_for_distributed = lambda time_saved_ns: 0  # of real process groups
+    _never_fail()
     _keep_source()
     _load_source(load)
     return True
@@ -69,19 +70,22 @@ def _own_version() -> bytes:
     return found.digest()
 
 
-def _never_fail_for_a_key() -> None:
-    """A graph that has no key is compiled."""
-    prepare = codecache.FxGraphCache.prepare_key
+def _never_fail() -> None:
+    """A graph that has no key, or whose entry cannot be loaded, is compiled."""
 
-    def prepare_key(
-        gm: torch.fx.GraphModule, inputs: Sequence[Any], kwargs: Any, checked: Sequence[int], remote: bool
-    ) -> Any:
-        try:
-            return prepare(gm, inputs, kwargs, checked, remote)
-        except Exception as error:
-            return None, {"cache_state": "bypass", "cache_bypass_reason": str(error)}
+    def guarded(name: str) -> None:
+        plain = getattr(codecache.FxGraphCache, name)
 
-    codecache.FxGraphCache.prepare_key = staticmethod(prepare_key)  # type: ignore[method-assign]
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain(*args, **kwargs)
+            except Exception as error:
+                return None, {"cache_state": "bypass", "cache_bypass_reason": str(error)}
+
+        setattr(codecache.FxGraphCache, name, staticmethod(attempt))
+
+    guarded("prepare_key")
+    guarded("load_with_key")
 
 
 def _keep_source() -> None:

@@ -34,7 +34,7 @@ from windtunnel.capture.pytorch.compiler.compiled_steps import framed
 from windtunnel.capture.pytorch.compiler.dynamo import first_line
 from windtunnel.capture.pytorch.compiler.generated_code import load_generated, rehearse
 from windtunnel.capture.pytorch.compiler.graph_cache import install_graph_cache, tag_graph
-from windtunnel.capture.pytorch.compiler.inner_modules import add_places, places_of
+from windtunnel.capture.pytorch.compiler.inner_modules import install_places, without_repetitions
 from windtunnel.capture.pytorch.compiler.traced_devices import lowering, seen_by_program
 from windtunnel.capture.pytorch.tensors.storage import world
 from windtunnel.capture.recorder import Recorder
@@ -49,6 +49,12 @@ _NEEDS_DEVICE = {
     " win",
     "max_autotune_pointwise": "",
     "coordinate_descent_tuning": "",
+}
+
+_OF_A_CUDA_BUILD = {  # what Inductor imports or asks there
+    "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
+    "_set_cached_tensors_enabled": lambda enabled: None,
+    "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
 }
 
 
@@ -69,6 +75,7 @@ def install_inductor(recorder: Recorder) -> None:
     if world.device_type == "cuda":
         _register_card()  # then the module of CUDA graphs can be imported
         load("windtunnel.capture.pytorch.compiler.cuda_graphs", "torch").install_cuda_graphs()
+    install_places()
     GraphLowering._compile_to_module = _compile_to_module  # type: ignore[method-assign]
     entrance.compile_fx = _lowering_for_device(entrance.compile_fx, recorder)
     partitioners.functionalize_rng_ops = lambda joint, forward, backward, n: (forward, backward)  # type: ignore[assignment]
@@ -79,7 +86,7 @@ def _compile_to_module(self: GraphLowering) -> ModuleType:
         profile_bandwidth=world.device_type == "cuda"
     ):  # then a kernel says how many bytes it moves
         code, _ = self.codegen()
-    source = add_places(code.value, places_of(code.line_map))
+    source = without_repetitions(code.value)
     module = load_generated(source, {**self.constants, **self.torchbind_constants})
     rehearse(module, self.example_inputs, source)
     self.windtunnel_source = source  # type: ignore[attr-defined]  # for the cache
@@ -229,9 +236,9 @@ def _register_card() -> None:
         def current_stream(self) -> str:
             return "None"
 
-    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
-        if not hasattr(torch._C, name):  # what a CUDA build has, and Inductor imports when it sees one
-            setattr(torch._C, name, type(name, (), {}))
+    for name, answer in _OF_A_CUDA_BUILD.items():
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, answer)
     assert device_op_overrides  # imported first: it registers its own
     get_interface_for_device("cpu")  # and so does this
     for name in ("cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):

@@ -1,6 +1,6 @@
 """Which module inside a compiled region a line of generated code belongs to.
 
-    nodes of the graph (their nn_module_stack) ──> lines of the wrapper ──> add_places: `_at_module("layers.0.norm")` in it
+    nodes of the graph (their nn_module_stack) ──> `_at_module("layers.0.norm")` in the wrapper that Inductor writes
     at run time: the module that was compiled, and that path in it ──> recorder.module, the label of every row
 
 A fused kernel belongs to the module of the last operator in it.
@@ -10,58 +10,55 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.tensors.storage import world
 
-__all__ = ["PLACE_FUNCTION", "add_places", "attributed", "enter_place", "places_of"]
+__all__ = ["PLACE_FUNCTION", "attributed", "enter_place", "install_places", "without_repetitions"]
 
 PLACE_FUNCTION = "_at_module"  # what generated code calls
-Places = list[tuple[int, str]]  # from this line of the code on, it is this module's; "": the region's own
 
 
-def places_of(line_map: Iterable[tuple[int, Any]]) -> Places:
-    """The modules of the lines that Inductor generated, by the nodes that it made them for."""
-    places: Places = []
-    for line, node in line_map:
+def install_places() -> None:
+    """Let Inductor write the module of each node before the code that it makes for it."""
+    enter = PythonWrapperCodegen.enter_context
+
+    def enter_context(self: PythonWrapperCodegen, node: Any) -> None:
+        enter(self, node)
         if isinstance(node, torch.fx.Node):
-            places.append((line, _path_in_region(node)))
-    return places if any(path for _, path in places) else []  # an optimizer, or a function of no module
+            self.writeline(f"{PLACE_FUNCTION}({_path_in_region(node)!r})")
+
+    PythonWrapperCodegen.enter_context = enter_context  # type: ignore[method-assign]
 
 
 def _path_in_region(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    root, inner = (str(next(iter(values))[0]) for values in (stack.values(), reversed(stack.values())))
-    if not inner.startswith(root):
-        return ""
-    words = re.findall(r"[A-Za-z_]\w*|\d+", inner[len(root) :])
-    return ".".join(word for word in words if word != "_modules")
+    inner = re.sub(r"^[LG]\['\w+'\]", "", str(next(reversed(stack.values()))[0]))  # "L['self'].layers.0"
+    return ".".join(word for word in re.findall(r"[A-Za-z_]\w*|\d+", inner) if word != "_modules")
 
 
-def add_places(source: str, places: Places) -> str:
-    """Insert a call wherever the module changes."""
-    if not places:
-        return source
-    path_at = dict(places)
-    added: list[str] = []
-    current = pending = ""
-    for number, line in enumerate(source.split("\n"), 1):
-        pending = path_at.get(number, pending)
-        if line.lstrip().startswith("def "):
-            current = pending = ""
-        if pending != current and line.strip():
-            indent = line[: len(line) - len(line.lstrip())]
-            added.append(f"{indent}{PLACE_FUNCTION}({pending!r})")
-            current = pending
-        added.append(line)
-    return "\n".join(added)
+def without_repetitions(source: str) -> str:
+    """The code, with a call only where the module changes."""
+    kept: list[str] = []
+    nowhere = current = f"{PLACE_FUNCTION}('')"
+    for line in source.split("\n"):
+        text = line.lstrip()
+        if text.startswith("def "):
+            current = nowhere
+        elif text.startswith(PLACE_FUNCTION):
+            if text == current:
+                continue
+            current = text
+        kept.append(line)
+    return "\n".join(kept)
 
 
 class _Region(threading.local):

@@ -27,8 +27,10 @@ _NAMES = {
     "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable._get_handlers",
     "torch._functorch.config": "enable_autograd_cache force_non_lazy_backward_lowering",
     "torch._functorch.partitioners": "functionalize_rng_ops",
-    "torch._inductor.codecache": "FxGraphCache._get_tmp_dir FxGraphCache.prepare_key torch_key",
+    "torch._inductor.codecache": "FxGraphCache._get_tmp_dir FxGraphCache.load_with_key FxGraphCache.prepare_key"
+    " add_ephemeral_timeout_increase_for_distributed torch_key",
     "torch._inductor.codegen.common": "DeviceOpOverrides init_backend_registration register_device_op_overrides",
+    "torch._inductor.codegen.wrapper": "PythonWrapperCodegen.enter_context",
     "torch._inductor.compile_fx": "compile_fx compile_fx_inner cudagraphify",
     "torch._inductor.config": "compile_threads fx_graph_cache fx_graph_remote_cache profile_bandwidth"
     " triton.cudagraphs cpp.vec_isa_ok",
