@@ -3,7 +3,8 @@
 Float32 parameters sharded by fully_shard (a unit per block, bfloat16 gathered, float32 reduced), DTensor tensor
 parallelism with sequence parallel norms, selective or full activation checkpointing, AdamW, clipped gradients.
 What changed between torchtitan's versions is an option: where logits become float32, who holds them, the norm's form,
-the optimizer's form, the loss in chunks, what is compiled. Sources: torchtitan, models/llama/model.py and parallelisms/parallelize_llama.py.
+the optimizer's form, the loss in chunks, what is compiled. Sources: torchtitan, models/llama/model.py and
+parallelisms/parallelize_llama.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import numpy as np
 from windtunnel.events.kinds import CallFlag, Kind, Phase, Role
 
 __all__ = [
-    "COLUMNS", "CONSTANT", "FIRST_POOL_STREAM", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
+    "COLUMNS", "CONSTANT", "FIRST_POOL_STREAM", "NO_NAME",
+    "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
     "Event", "EventRecord", "EventWait", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter",
     "ModuleExit", "Op", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
     "Step", "Sync", "TensorSpec", "Unsave", "Wait",

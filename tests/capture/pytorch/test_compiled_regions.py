@@ -65,7 +65,8 @@ def test_buffers_and_outputs_of_a_cuda_graph_are_in_its_pool_and_weights_are_not
     sizes = {e.n_bytes for e in in_pool(replayed, Alloc)}
     assert X_BYTES in sizes
     weights = [e for e in replayed.events if isinstance(e, Alloc) and e.phase == Phase.BUILD]
-    assert weights and all(e.stream == 0 for e in weights)
+    assert weights
+    assert all(e.stream == 0 for e in weights)
 
 
 def test_after_the_warm_up_a_graph_copies_the_inputs_that_may_move(replayed):
@@ -109,7 +110,9 @@ def test_generated_code_says_only_where_the_module_changes():
             "def call(args):\n  _at_module('')\n  a()\n  _at_module('norm')\n  b()\n  _at_module('norm')\n  c()\ndef d():\n"
         )
 
-    assert simulate(program).answer == "def call(args):\n  a()\n  _at_module('norm')\n  b()\n  c()\ndef d():\n"
+    assert (
+        simulate(program).answer == "def call(args):\n  a()\n  _at_module('norm')\n  b()\n  c()\ndef d():\n"
+    )
 
 
 def test_a_graph_is_compiled_once_for_all_ranks_and_runs(tmp_path, monkeypatch):

@@ -37,7 +37,9 @@ class _Graph:
     written: Sequence[int]  # inputs that it writes to
     is_forward: bool
     is_backward: bool
-    warm: set[tuple[int, ...]] = field(default_factory=set)  # sizes for which it has run; each is a graph of its own
+    warm: set[tuple[int, ...]] = field(
+        default_factory=set
+    )  # sizes for which it has run; each is a graph of its own
 
 
 class _Pool:
@@ -49,7 +51,9 @@ class _Pool:
         self.generation = -1
         self.is_warming_up = False  # after a warm-up, all calls of this iteration are warm-ups
         self.has_forward_without_backward = False
-        self.outputs: dict[int, int] = {}  # of this path: address of torch's storage -> number of the allocation
+        self.outputs: dict[
+            int, int
+        ] = {}  # of this path: address of torch's storage -> number of the allocation
 
     def run(self, graph: _Graph, inputs: list[Any]) -> Sequence[Any]:
         """Call the function as CUDAGraphTreeManager does."""
@@ -157,7 +161,7 @@ def install_cuda_graphs() -> None:
     """Once, before the first compilation."""
     from torch._inductor import compile_fx
 
-    compile_fx.cudagraphify = graphed  # type: ignore[assignment]
+    compile_fx.cudagraphify = graphed
     cudagraph_trees.get_manager = lambda index, create_if_none_exists=True: _pools.get(index or 0)  # type: ignore[assignment, return-value]
 
 

@@ -38,8 +38,10 @@ def install_graph_cache(load: Callable[[str, dict[str, Any]], ModuleType]) -> bo
     _remove_oldest(folder)
     config.fx_graph_cache = True
     codecache.FxGraphCache._get_tmp_dir = staticmethod(lambda: str(folder))  # type: ignore[method-assign]
-    codecache.torch_key = _torch_key  # type: ignore[assignment]
-    codecache.add_ephemeral_timeout_increase_for_distributed = lambda time_saved_ns: 0  # of real process groups
+    codecache.torch_key = _torch_key
+    codecache.add_ephemeral_timeout_increase_for_distributed = lambda time_saved_ns: (
+        0
+    )  # of real process groups
     _never_fail()
     _keep_source()
     _load_source(load)
@@ -96,7 +98,7 @@ def _keep_source() -> None:
         init(self, callable, graph, *args, **kwargs)
         self.source_code = getattr(graph, "windtunnel_source", "")
 
-    CompiledFxGraph.__init__ = __init__  # type: ignore[method-assign]
+    CompiledFxGraph.__init__ = __init__  # type: ignore[method-assign, assignment]
 
 
 def _load_source(load: Callable[[str, dict[str, Any]], ModuleType]) -> None:
