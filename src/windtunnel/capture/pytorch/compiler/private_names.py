@@ -18,13 +18,14 @@ _NAMES = {
     "torch._dynamo.exc": "BackendCompilerFailed InternalTorchDynamoError TorchRuntimeError",
     "torch._dynamo.mutation_guard": "GenerationTracker unpatched_nn_module_init",
     "torch._dynamo.output_graph": "graph_break_reasons",
-    "torch._dynamo.trace_rules": "BUILTIN_INLINE_WHEN_CALLED SKIP_DIRS _recompile_re clear_lru_cache",
+    "torch._dynamo.trace_rules": "BUILTIN_INLINE_WHEN_CALLED SKIP_DIRS _recompile_re clear_lru_cache"
+    " manual_torch_name_rule_map",
     "torch._dynamo.types": "ConvertFrameReturn",
     "torch._dynamo.utils": "counters get_compilation_metrics unpatched_nn_module_call",
     "torch._dynamo.variables.optimizer": "OptimizerVariable.call_method",
     "torch._dynamo.variables.tensor": "TensorVariable.dynamic_getattr TensorVariable.method_attr_device"
     " TensorVariable.method_attr_is_cuda",
-    "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable._get_handlers",
+    "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable._get_handlers constant_fold_functions",
     "torch._functorch.config": "enable_autograd_cache force_non_lazy_backward_lowering",
     "torch._functorch.partitioners": "functionalize_rng_ops",
     "torch._inductor.codecache": "FxGraphCache._get_tmp_dir FxGraphCache.load_with_key FxGraphCache.prepare_key"
