@@ -50,7 +50,11 @@ _ERAS = (  # until this date, these arguments
     ("2026-01-27", ("--repeat-kv",)),
 )
 _FUSED_FROM = "2025-02-24"
-_LOSS_COMPILED_FROM = "2024-10-22"
+_BLOCKS_COMPILED_FROM = "2024-05-21"  # before, the whole model, after it was sharded
+_LOSS_COMPILED = (("2024-10-22", "2024-12-18"), ("2025-04-02", "9"))  # from, until
+_TORCHAO_DATES = {  # of torchtitan, by the version of torch: torchao's docs/source/workflows/training.md
+    "2.7.0a0": "2025-03-12", "2.9.0.dev": "2025-08-08",
+}  # fmt: skip
 _LLAMAS = {  # parameters without the embedding, layers, width: for the source's flops formula
     "llama2-7b": (6607343616, 32, 4096), "llama2-13b": (12852024320, 40, 5120), "llama2-70b": (68714504192, 80, 8192),
     "llama3-8b": (7504924672, 32, 4096), "llama3-70b": (69503033344, 80, 8192),
@@ -121,7 +125,9 @@ def titan_run(row: Row) -> PublishedRun:
     )  # fmt: skip
     is_compiled = bool(config.get("compile")) and config["compile"] != "?"
     if is_compiled:
-        command += ("--compile", "--compile-loss") if date >= _LOSS_COMPILED_FROM else ("--compile",)
+        command += ("--compile", "blocks" if date >= _BLOCKS_COMPILED_FROM else "model")
+        if any(first <= date < end for first, end in _LOSS_COMPILED):
+            command += ("--compile-loss",)
     if "FSDP1" in config.get("impl", ""):
         command += ("--fsdp1",)
     if config.get("reshard_after_forward") == "always":
@@ -206,7 +212,7 @@ def _date_of(row: Row) -> str:
     if told:
         return told[1]
     if row.source.startswith("torchao"):
-        return "2025-04-01"
+        return _TORCHAO_DATES.get(row.config.get("torch", ""), "2025-04-01")
     month = re.search(r"_(20\d\d-\d\d)_", row.where)
     if month:
         return f"{month[1]}-01"

@@ -40,6 +40,7 @@ _FAILURES = (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError)
 def install_dynamo(recorder: Recorder) -> None:
     """Once, before the first compilation and after everything of torch was replaced."""
     _give_each_name_a_function()
+    _know_autocast()
     _forget_tables()
     if is_installed("triton") and not hasattr(utils, "triton"):
         utils.triton = load_door("triton")  # it looked before there was one
@@ -58,6 +59,16 @@ def _give_each_name_a_function() -> None:
             if isinstance(function, types.FunctionType):
                 setattr(module, name, _copy(function) if function in seen else function)
                 seen.add(function)
+
+
+def _know_autocast() -> None:
+    """Whether autocast is on is a constant of the trace. Dynamo's names for these functions are those of `torch._C`."""
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"):
+        function: Any = getattr(torch, name)
+        trace_rules.manual_torch_name_rule_map[f"torch.{name}"] = (
+            torch_variables.TorchInGraphFunctionVariable
+        )
+        torch_variables.constant_fold_functions[function] = None  # type: ignore[index]
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:

@@ -16,6 +16,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from windtunnel.capture.pytorch.compiler.inner_modules import (
+    PLACE_FUNCTION,
+    attributed,
+    enter_place,
+)
 from windtunnel.capture.pytorch.kernels.kernels import locate_backward
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
@@ -116,6 +121,8 @@ def load_generated(source: str, constants: dict[str, Any]) -> ModuleType:
     for name, value in vars(module).items():
         if isinstance(value, FusedKernel):
             value.name = f"inductor.{name}"
+    if f"{PLACE_FUNCTION}(" in source:
+        vars(module)["call"] = attributed(module.call)
     return module
 
 
@@ -167,6 +174,7 @@ def _provided() -> dict[str, Any]:
         "assert_alignment": _accept,
         "get_raw_stream": lambda index: 0,
         "nullcontext": nullcontext,
+        PLACE_FUNCTION: enter_place,
         "start_graph": _accept,
         "end_graph": _accept,
     }

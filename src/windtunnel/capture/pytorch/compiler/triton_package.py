@@ -156,6 +156,36 @@ def _jit(function: Any = None, **_: Any) -> Any:
     return _JITFunction(function) if function is not None else _JITFunction
 
 
+class _TensorDescriptor:
+    """Dynamo compares what a program calls with its constructor."""
+
+    @staticmethod
+    def from_tensor(*_: Any, **__: Any) -> _TensorDescriptor:
+        return _TensorDescriptor()
+
+
+class _Target:
+    """`GPUTarget`: what code is generated for."""
+
+    def __init__(self, backend: str = "cuda", arch: int = 0, warp_size: int = 32) -> None:
+        self.backend, self.arch, self.warp_size = backend, arch, warp_size
+
+
+class _Backend(_Anything):
+    """Triton's backend for NVIDIA's cards, of which Inductor asks the float8 types."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def hash(self) -> str:
+        return "windtunnel"
+
+    def parse_options(self, options: dict[str, Any]) -> _Anything:
+        arch = getattr(self.target, "arch", 0)
+        of_hopper = ("fp8e4nv",) if isinstance(arch, int) and arch >= 89 else ()
+        return _Anything(supported_fp8_dtypes=("fp8e5", "fp8e4b15", *of_hopper), extern_libs=())
+
+
 _NAMES: dict[str, dict[str, Any]] = {
     "triton": {
         "Config": _Config,
@@ -175,7 +205,9 @@ _NAMES: dict[str, dict[str, Any]] = {
         "constexpr": _Constexpr,
         "view": lambda value, _semantic=None: value,
     },
-    "triton.compiler.compiler": {"triton_key": lambda: "windtunnel"},
+    "triton.backends.compiler": {"GPUTarget": _Target},
+    "triton.compiler.compiler": {"triton_key": lambda: "windtunnel", "make_backend": _Backend},
+    "triton.tools.tensor_descriptor": {"TensorDescriptor": _TensorDescriptor},
     "triton.runtime.cache": {"triton_key": lambda: "windtunnel"},
 }
 
