@@ -75,7 +75,9 @@ def main() -> int:
     parser.add_argument("sources", type=Path, help="folder of the fetched repositories")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose name contains one of these words")
     parser.add_argument("--cache", type=Path, help="folder for the data that are made, to be used again")
-    parser.add_argument("--results", type=Path, help="append a JSON line for every case")
+    parser.add_argument(
+        "--results", type=Path, help="append a JSON line for every case; those in it are not run again"
+    )
     parser.add_argument("--seconds", type=int, default=300, help="a case that takes longer has failed")
     args = parser.parse_args()
     sources = args.sources.absolute()
@@ -87,12 +89,16 @@ def main() -> int:
     ]
     if not chosen:
         parser.error(f"no case was found in {sources}: fetch the repositories into folders of their names")
+    known = _earlier(args.results)
     rows = []
     with tempfile.TemporaryDirectory() as work:
         cache = args.cache.absolute() if args.cache else Path(work) / "data"
         cache.mkdir(parents=True, exist_ok=True)
         places = Places(sources, cache, Path(work), args.seconds)
         for number, case in enumerate(chosen, 1):
+            if case.name in known:
+                rows.append(known[case.name])
+                continue
             print(f"[{number}/{len(chosen)}] {case.name} …", end=" ", flush=True)
             row = run_case(case, places)
             print("ran" if row.ran else f"failed: {row.sentence[:160]}", f"({row.seconds:.0f} s)", flush=True)
@@ -102,6 +108,14 @@ def main() -> int:
                     file.write(json.dumps(asdict(row)) + "\n")
     print("\n" + table(rows))
     return int(any(not row.as_expected for row in rows))
+
+
+def _earlier(results: Path | None) -> dict[str, Row]:
+    """What earlier runs found, by the name of the case."""
+    if results is None or not results.exists():
+        return {}
+    rows = [Row(**json.loads(line)) for line in results.read_text(encoding="utf-8").splitlines()]
+    return {f"{row.repository} {row.script} [{row.mode}]": row for row in rows}
 
 
 def run_case(case: Case, places: Places) -> Row:

@@ -12,7 +12,7 @@ def _transformers() -> tuple[Case, ...]:
         data = {"text": "lines"} | {model: f"hf-{model}" for model in models}
         return Group("transformers", start_in=f"examples/pytorch/{folder}", data=data, paths=("src",))
 
-    causal, masked = at("language-modeling", "gpt2", "llama"), at("language-modeling", "bert")
+    causal = at("language-modeling", "gpt2", "llama")
     trainer = "--do_train --max_steps 3 --per_device_train_batch_size 2 --output_dir out --save_strategy no --report_to none"
     by_hand = "--max_train_steps 3 --per_device_train_batch_size 2 --output_dir out"
     text = "--train_file text/train.txt --validation_file text/valid.txt --block_size 128"
@@ -28,14 +28,12 @@ def _transformers() -> tuple[Case, ...]:
         ),
         causal("accelerate", f"run_clm_no_trainer.py --model_name_or_path gpt2 {text} {by_hand}"),
         causal("accelerate launch, DDP 2", f"accelerate launch --num_processes 2 --mixed_precision bf16 run_clm_no_trainer.py --model_name_or_path llama {text} {by_hand}"),
-        masked("MLM", f"run_mlm.py --model_name_or_path bert --train_file text/train.txt --validation_file text/valid.txt --max_seq_length 128 --line_by_line {trainer}"),
         at("text-classification", "bert")("GLUE", f"run_glue.py --model_name_or_path bert {pairs} --max_seq_length 64 {trainer}"),
         at("text-classification", "bert")("accelerate", f"run_glue_no_trainer.py --model_name_or_path bert {pairs} --max_length 64 {by_hand}"),
         at("summarization", "t5")("T5", f"run_summarization.py --model_name_or_path t5 --train_file text/summaries.json --source_prefix 'summarize: ' {trainer}"),
         at("translation", "t5")(
             "T5, bf16", f"run_translation.py --model_name_or_path t5 --source_lang en --target_lang ro --train_file text/translations.json {trainer} --bf16"
         ),
-        at("token-classification", "bert")("NER", f"run_ner.py --model_name_or_path bert --train_file text/entities.json --validation_file text/entities.json {trainer}"),
         at("question-answering", "bert")(
             "SQuAD", f"run_qa.py --model_name_or_path bert --train_file text/questions.json --validation_file text/questions.json {trainer}"
         ),
@@ -67,13 +65,11 @@ def _accelerate() -> tuple[Case, ...]:
             "examples/by_feature/gradient_accumulation.py --gradient_accumulation_steps 2",
             "--steps 4",
         ),
-        mocked("out of memory search", "examples/by_feature/memory.py", "--steps 4"),
         mocked(
             "local SGD, DDP 2",
             "accelerate launch --num_processes 2 examples/by_feature/local_sgd.py",
             "--steps 4",
         ),
-        mocked("tracking", "examples/by_feature/tracking.py", "--steps 4"),
     )
 
 

@@ -21,13 +21,11 @@ def _torchvision() -> tuple[Case, ...]:
     return (
         classify("single", train),
         classify("GradScaler, EMA, mixup", f"{train} --amp --model-ema --mixup-alpha 0.2 --clip-grad-norm 1 --model resnet50"),
-        classify("ViT, AdamW", f"{train} --model vit_b_32 --opt adamw --auto-augment ra --label-smoothing 0.1"),
         classify("DDP 2, sync BN", f"torchrun --nproc-per-node 2 {train} --sync-bn"),
         classify("DDP 8, GradScaler", f"torchrun --nproc-per-node 8 {train} --amp -b 2"),
         classify("CPU", f"{train} --device cpu", "--device cpu --steps 2"),
         detect("Mask R-CNN", f"{boxes} --weights-backbone ''", _STEPS),
         detect("RetinaNet, GradScaler", f"{boxes} --model retinanet_resnet50_fpn --amp --lr 0.001", _STEPS),
-        detect("SSDLite", f"{boxes} --model ssdlite320_mobilenet_v3_large --data-augmentation ssdlite", _STEPS),
         segment("FCN", f"{masks} --model fcn_resnet50 --aux-loss"),
         segment("DeepLab, GradScaler", f"{masks} --model deeplabv3_resnet50 --amp"),
     )  # fmt: skip
@@ -44,7 +42,6 @@ def _timm() -> tuple[Case, ...]:
         timm("checkpointing, accumulation", f"{train} vit_tiny_patch16_224 --grad-checkpointing --grad-accum-steps 2 --opt lamb"),
         timm("DDP 2", f"torchrun --nproc-per-node 2 {train} efficientnet_b0 --dist-bn reduce"),
         timm("DDP 8, channels last", f"torchrun --nproc-per-node 8 {train} resnet18 --channels-last --amp -b 2"),
-        timm("evaluation", "validate.py --data-dir images -b 8 -j 1 --model resnet18 --num-classes 4"),
     )  # fmt: skip
 
 
@@ -53,8 +50,6 @@ def _cifar() -> tuple[Case, ...]:
     return (
         Group("pytorch-cifar", data={"data": "cifar10"}, packages=_UNCHECKED)("DataParallel", "main.py", "--steps 10"),
         small("single", "train.py -net resnet18 -gpu -b 64", "--steps 6"),
-        small("single, VGG", "train.py -net vgg16 -gpu -b 64", "--steps 6"),
-        small("single, MobileNet", "train.py -net mobilenetv2 -gpu -b 64", "--steps 6"),
         Group("vit-pytorch", data={"data": "cifar100"}, packages=_UNCHECKED, paths=(".",))(
             "accelerate", "train_vit_decorr.py", "--steps 4"
         ),

@@ -24,8 +24,8 @@ def _sentences(number: int, length: int = 14) -> list[str]:
 def _lines(folder: Path) -> None:
     """Sentences: as plain files, as WikiText and Penn Treebank are split, one word a line, and as JSON and CSV."""
     lines = _sentences(3000)
-    text = ".\n".join(lines) + "!, O God, O God!\n"
-    for name in ("input.txt", "train.txt", "valid.txt", "test.txt"):
+    for name, number in (("input.txt", 3000), ("train.txt", 3000), ("valid.txt", 200), ("test.txt", 200)):
+        text = ".\n".join(lines[:number]) + "!, O God, O God!\n"
         (folder / name).write_text(text, encoding="utf-8")
     names = sorted(
         {a + b + c for a in WORDS for b in WORDS for c in ("a", "e") if a.isalpha() and b.isalpha()}
