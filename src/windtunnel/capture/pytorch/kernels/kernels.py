@@ -281,12 +281,23 @@ def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: int
 def _settle_device(
     op: Any, tensors: list[Tensor], device: torch.device, other: torch.device, t: Tensor
 ) -> torch.device:
-    """Two devices in one operator: only 0-dim host tensors may be combined with another device."""
+    """Two devices in one operator: only 0-dim host tensors may be combined with another device.
+
+    torch's own formulas for backward make numbers on the device of a gradient, which inside torch is the same for all of
+    ours: that of a gradient on the host is taken for the accelerator's.
+    """
     if other == CPU and t.dim() == 0:
         return device
     if _is_scalar_on_host(tensors, device):
         return other
+    if world.recorder.phase == _BACKWARD and device == CPU and _is_number(t):
+        return CPU
     raise _mismatch(op, tensors)
+
+
+def _is_number(t: Tensor) -> bool:
+    """A 0-dim tensor whose value is known: a constant of a formula."""
+    return t.dim() == 0 and (sim := sim_of(t)) is not None and sim.values is not None
 
 
 def _is_scalar_on_host(tensors: list[Tensor], device: torch.device) -> bool:
