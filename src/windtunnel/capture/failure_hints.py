@@ -24,6 +24,8 @@ _FEATURES = (
     "with the layer's input size ({wants})"
 )
 
+_ONLY_HERE = "; the script is not at fault: on the device it runs"
+
 # (a pattern, a sentence that its named groups fill)
 _RULES: tuple[tuple[str, str], ...] = (
     # -- sizes of data and model
@@ -281,6 +283,21 @@ _RULES: tuple[tuple[str, str], ...] = (
     (
         r"there is no shape rule for (?P<a>\S+)",
         "the operator {a} has no shape rule: register one with torch.library.register_fake('{a}')",
+    ),
+    (
+        r"Could not run '(?P<a>[\w:.]+)' with arguments from the '(?:Autograd)?(?:PrivateUse1|simulated|npu)' backend",
+        "the operator {a} has no simulated kernel: register its shapes with torch.library.register_fake('{a}')"
+        + _ONLY_HERE,
+    ),
+    (
+        r"libcuda\.so|libcudart|Found no NVIDIA driver|active drivers \(\[\]\)",
+        "the script, or a package it imports, asks the driver of the device directly, which a dry run does not have"
+        + _ONLY_HERE,
+    ),
+    (
+        r"CUDA_HOME environment variable is not set|Error building extension",
+        "the script compiles an extension for the device, and the compiler for it is not here: use a wheel of the package,"
+        " or its plain PyTorch code" + _ONLY_HERE,
     ),
     (
         r"EOF when reading a line",

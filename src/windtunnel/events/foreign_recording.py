@@ -147,6 +147,7 @@ def _check_rows(recording: Recording) -> None:
     _within("operator", value[np.isin(kind, _WITH_SIGNATURE)], 0, len(recording.signatures) - 1)
     _within("name", value[np.isin(kind, _WITH_NAME)], -1, n_names - 1)
     _within("module", subject[np.isin(kind, _OF_MODULE)], -1, n_names - 1)
+    _within("name", subject[kind == Kind.PART], -1, n_names - 1)
     _within("size", value[kind == Kind.ALLOC], 0, _LARGEST_SIZE)
     for _, storages in (recording.inputs, recording.outputs):
         _within("storage", storages, -1, _LARGEST_ID)

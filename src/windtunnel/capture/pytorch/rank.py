@@ -26,7 +26,7 @@ from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps, step_counter
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
-from windtunnel.capture.pytorch import processes, saved_tensors, spawn, what_if
+from windtunnel.capture.pytorch import loop_state, processes, saved_tensors, spawn, what_if
 from windtunnel.capture.pytorch.compiler import torch_compile
 from windtunnel.capture.pytorch.kernels import (
     attention,
@@ -155,6 +155,7 @@ def install(
     task: RankTask, recorder: Recorder, counters: MemoryCounters, messages: RankMessages | None = None
 ) -> None:
     """Replace every device interface of torch in this process."""
+    recorder.loops.framework_state = loop_state.state_of
     device = task.device
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
     storage.install_backend(recorder, device.kind, n_devices)
@@ -248,7 +249,8 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
         if code == 0:
             return {"status": "ok", "error": None, "is_stopped": False}
         text = f"the script exited with code {code}"
-        return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
+        text = f"{text}: {exit.code}" if isinstance(exit.code, str) else text
+        return {"status": "failed", "error": _sentence(text, exit, recorder)}
     except EndlessLoop as error:
         return {"status": "failed", "error": str(error), "where": _last_user_line(error, recorder)}
     except KeyboardInterrupt:
@@ -258,10 +260,27 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
         _show_traceback(error)
         return {
             "status": "failed",
-            "error": explain(error, n_ranks),
+            "error": _sentence(explain(error, n_ranks), error, recorder),
             "where": _last_user_line(error, recorder),
         }
     return {"status": "ok", "error": None, "is_stopped": False}
+
+
+def _sentence(text: str, error: BaseException, recorder: Recorder) -> str:
+    """What failed, and the invented value that it rests on, if the source shows one."""
+    cause = recorder.cause_of(error)
+    if cause is None:
+        return text
+    is_number = isinstance(cause.value, (bool, int, float))
+    ways = (
+        f'{VARIABLE}="{cause.where}=NUMBER" or windtunnel.mock'
+        if is_number and cause.is_read
+        else "windtunnel.mock"
+    )
+    return (
+        f"{text}; this rests on {cause.where}, which read {cause.what.partition(' (')[0]} as {cause.value!r}: no simulated"
+        f" device knows it, and with the real value the script may run; set it with {ways}"
+    )
 
 
 def _wait_for_threads() -> None:

@@ -25,6 +25,7 @@ from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.isolation.file_changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.memory.step_parts import PartMemory
 from windtunnel.report.rank_spans import rank_spans, ranks_in
 from windtunnel.report.record_types import check_record
 from windtunnel.report.results.run import (
@@ -238,6 +239,7 @@ def rank_document(rank: RankResult) -> dict[str, Any]:
     document["at_peak_by_module"] = [_bytes_named(asdict(share)) for share in rank.at_peak_by_module]
     document["largest_at_peak"] = [_bytes_named(asdict(tensors)) for tensors in rank.largest_at_peak]
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
+    document["memory_by_phase"] = [asdict(part) for part in rank.memory_by_phase]
     document["notes"] = list(rank.notes)
     document["time"] = _rank_time_document(rank.time)
     document["compiled"] = asdict(rank.compiled) if rank.compiled else None
@@ -266,6 +268,7 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     )
     known["largest_at_peak"] = tuple(_tensors_of(entry) for entry in document.get("largest_at_peak", ()))
     known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
+    known["memory_by_phase"] = tuple(PartMemory(**part) for part in document.get("memory_by_phase", ()))
     known["notes"] = tuple(document.get("notes", ()))
     known["time"] = _rank_time_of_document(document.get("time"))
     known["compiled"] = _compiled_of(document["compiled"]) if document.get("compiled") else None

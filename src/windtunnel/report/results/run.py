@@ -17,6 +17,7 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.isolation.file_changes import Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.memory.step_parts import PartMemory
 from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.units import format_bytes
 
@@ -105,6 +106,7 @@ class RankResult:
     library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, not in the peak
     notes: tuple[str, ...] = ()
     time: RankTimeResult | None = None  # level 3
+    memory_by_phase: tuple[PartMemory, ...] = ()  # rollout, reward, update; (): the step is one training step
     compiled: CompiledCode | None = None  # None: the script compiled nothing, or nothing of it could be
 
 
@@ -186,6 +188,7 @@ def rank_result(rank: int, memory: RankMemory, device_memory_bytes: int) -> Rank
         at_peak_by_module=memory.by_module,
         largest_at_peak=memory.largest,
         timeline=thin_timeline(memory.timeline, _TIMELINE_POINTS),
+        memory_by_phase=memory.parts,
         notes=notes,
     )
 
@@ -209,6 +212,7 @@ def same_as(rank: int, representative: RankResult) -> RankResult:
         at_peak_by_module=(),
         largest_at_peak=(),
         timeline=None,
+        memory_by_phase=(),
         notes=(),
         time=None,
     )

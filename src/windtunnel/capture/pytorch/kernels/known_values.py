@@ -25,6 +25,8 @@ from windtunnel.units import format_bytes
 __all__ = [
     "KEPT_BYTES",
     "all_false",
+    "carry_values",
+    "covers_storage",
     "discard_values",
     "follow_values",
     "is_floating",
@@ -70,6 +72,13 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
     target = values_of(tensor)
     if target is not None:
         target.copy_(real)
+
+
+def carry_values(old: SimStorage, new: SimStorage, dtype: torch.dtype) -> None:
+    """`resize_` to a larger storage: it begins with the old values."""
+    if old.values is not None and _has_room(dtype, new.n_bytes):
+        new.values = _raw_empty(new.n_bytes)
+        new.values[: old.n_bytes].copy_(old.values)
 
 
 def is_floating(dtype: torch.dtype) -> bool:
@@ -193,6 +202,8 @@ def discard_values(a: Any) -> None:
         sim = sim_of(a)
         if sim is not None:
             sim.values = None
+            if all_false:
+                all_false.discard(sim.id)
     elif isinstance(a, (list, tuple)):
         for each in a:
             discard_values(each)

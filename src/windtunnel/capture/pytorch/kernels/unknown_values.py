@@ -33,19 +33,7 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = values_of(args[0])
     if known is not None:
         return known.item()
-    unknown = world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
-    value: Any = unknown.value
-    if unknown.count_in_step % _PATIENCE == 0:
-        # `while error > tolerance:` would never end: reading an unknown value again does not change it.
-        world.recorder.notice(
-            f"{unknown.where} read an unknown value {_PATIENCE:,} times in one step, which looks like a loop that waits"
-            " for it: it read as 0 (False) once, so that the loop ends; windtunnel.mock can set it"
-        )
-        return type(value)(0)
-    return value
-
-
-_PATIENCE = 10_000
+    return world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
 
 
 def unknown_value(tensor: Tensor) -> Any:

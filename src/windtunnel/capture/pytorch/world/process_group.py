@@ -7,7 +7,7 @@ dist.all_reduce(x, group) ──> SimulatedGroup.allreduce ──> COLLECTIVE ro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,9 @@ class SimulatedGroup(_ProcessGroup):
     n_groups = 0
     signatures: dict[Any, int] = {}  # noqa: RUF012  one recorder per process, so one memo
     n_collectives = 0
+    meet: Callable[[str, Sequence[int]], None] = staticmethod(
+        lambda group, ranks: None
+    )  # all ranks are at a barrier
 
     def __init__(
         self, ranks: Sequence[int], own_rank: int, backend: str, devices: Sequence[str], purpose: str
@@ -92,6 +95,11 @@ class SimulatedGroup(_ProcessGroup):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._ranks
+
+    @property
+    def key(self) -> str:
+        """The same on every rank, and different for every other group."""
+        return self._key
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -276,9 +284,11 @@ class SimulatedGroup(_ProcessGroup):
         return work
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
+        SimulatedGroup.meet(self._key, self._ranks)
         return self._record("barrier", (), (), opts, None)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        SimulatedGroup.meet(self._key, self._ranks)
         self._record("barrier", (), (), None, None)
 
     # -- point to point ------------------------------------------------------------------------------------
