@@ -7,6 +7,7 @@ flash_attn_func(q, k, v) ──> flash_attn._flash_attn_forward ──> out, log
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,6 +148,7 @@ def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
 # -- the operators ------------------------------------------------------------------------------------------
 
 
+@cache
 def _define(forward: str, backward: str, packed: str) -> None:
     n_packed = packed.count(",")
     define(

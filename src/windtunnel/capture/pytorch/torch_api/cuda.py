@@ -25,6 +25,19 @@ from windtunnel.events.model import Kind
 __all__ = ["install_device_module"]
 
 
+# Of one block, at most, by compute capability (CUDA's programming guide).
+_SHARED_KIB = {
+    (7, 0): 96,
+    (7, 5): 64,
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (12, 0): 99,
+}
+
+
 class _Properties:
     """`torch.cuda.get_device_properties()`."""
 
@@ -37,7 +50,7 @@ class _Properties:
         self.max_threads_per_multi_processor = 2048
         self.warp_size = 32
         self.regs_per_multiprocessor = 65536
-        self.shared_memory_per_block_optin = 166912
+        self.shared_memory_per_block_optin = _SHARED_KIB.get(profile.capability, 163) << 10
         self.L2_cache_size = 41943040
         self.gcnArchName = ""
         self.uuid = "simulated"
