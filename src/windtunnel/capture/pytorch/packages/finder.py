@@ -13,6 +13,7 @@ say by importing one that the cluster has it; WINDTUNNEL_WITH=apex,… offers th
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import sysconfig
@@ -62,7 +63,7 @@ _COMPLETED: dict[str, dict[str, Callable[[types.ModuleType], None]]] = {
     "npu": {"mindspeed.op_builder.": answer_op_builders},
     "cuda": {"triton": partial(_late, "triton_launch", "complete_triton")},
 }
-# Offered to libraries as well as to the program's own files: what nothing but its own package imports, and what was there first.
+# Offered to libraries as well as to the program's own files: what only its own package imports, and what was there first.
 _FOR_EVERYBODY = frozenset(
     (
         "flash_attn",
@@ -117,6 +118,8 @@ def install_packages(device_type: str) -> None:
             complete(sys.modules[name])
     if device_type in _COMPLETED:
         sys.meta_path.insert(0, _Completer(_COMPLETED[device_type]))
+    if device_type == "cuda":  # its kernels cannot be loaded, which it would say with a traceback, and are not needed
+        logging.getLogger("bitsandbytes.cextension").addFilter(lambda record: "load error" not in record.msg)
 
 
 def _names_in(variable: str) -> set[str]:

@@ -306,6 +306,7 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     # In a CUDA build, a recurrent layer would pack its weights with a cuDNN kernel, which needs a real GPU.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     torch.backends.cuda.is_built = lambda: True
+    torch._C._cuda_getCurrentRawStream = lambda device=0: 0  # bitsandbytes takes it when it is imported
     nvtx: Any = torch.cuda.nvtx
     nvtx.range_push = lambda message: 0
     nvtx.range_pop = lambda: 0
