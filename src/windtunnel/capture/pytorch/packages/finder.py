@@ -61,7 +61,12 @@ _REPLACED: dict[str, dict[str, Callable[[], Modules]]] = {
 # ends with a dot is the beginning of several.
 _COMPLETED: dict[str, dict[str, Callable[[types.ModuleType], None]]] = {
     "npu": {"mindspeed.op_builder.": answer_op_builders},
-    "cuda": {"triton": partial(_late, "triton_launch", "complete_triton")},
+    "cuda": {
+        "triton": partial(_late, "triton_launch", "complete_triton"),
+        "bitsandbytes.cextension": partial(_late, "bitsandbytes", "answer_library"),
+        "bitsandbytes._ops": partial(_late, "bitsandbytes", "answer_operators"),
+        "bitsandbytes.functional": partial(_late, "bitsandbytes", "answer_paged_memory"),
+    },
 }
 # Offered to libraries as well as to the program's own files: what only its own package imports, and what was there first.
 _FOR_EVERYBODY = frozenset(
