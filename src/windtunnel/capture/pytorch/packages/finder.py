@@ -63,6 +63,7 @@ _COMPLETED: dict[str, dict[str, Callable[[types.ModuleType], None]]] = {
     "npu": {"mindspeed.op_builder.": answer_op_builders},
     "cuda": {
         "triton": partial(_late, "triton_launch", "complete_triton"),
+        "xformers._cpp_lib": partial(_late, "xformers", "answer_build"),
         "bitsandbytes.cextension": partial(_late, "bitsandbytes", "answer_library"),
         "bitsandbytes._ops": partial(_late, "bitsandbytes", "answer_operators"),
         "bitsandbytes.functional": partial(_late, "bitsandbytes", "answer_paged_memory"),
