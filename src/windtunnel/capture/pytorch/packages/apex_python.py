@@ -7,7 +7,6 @@ apex.multi_tensor_apply           ──> amp_C
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -179,7 +178,7 @@ def _norm_module(name: str, affine: Any, plain: Any, *, has_bias: bool) -> type[
         def reset_parameters(self) -> None:
             if self.weight is not None:
                 init.ones_(self.weight)
-                if has_bias:
+                if has_bias and self.bias is not None:
                     init.zeros_(self.bias)
 
         def forward(self, x: Tensor) -> Any:
@@ -284,7 +283,7 @@ def _optimizers(kernels: dict[str, Callable[..., Any]]) -> dict[str, Any]:
             super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
         @torch.no_grad()
-        def step(self, closure: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        def step(self, closure: Any = None, **_: Any) -> Any:
             loss = closure() if closure is not None else None
             for group in self.param_groups:
                 group["step"] = group.get("step", 0) + 1
@@ -323,7 +322,7 @@ def _optimizers(kernels: dict[str, Callable[..., Any]]) -> dict[str, Any]:
             self._dummy_overflow_buf = torch.tensor([0], dtype=torch.int, device="cuda")
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        def step(self, closure: Any = None) -> Any:
             loss = closure() if closure is not None else None
             for group in self.param_groups:
                 for parameters in _by_type(group["params"]):

@@ -124,7 +124,9 @@ def install_packages(device_type: str) -> None:
             complete(sys.modules[name])
     if device_type in _COMPLETED:
         sys.meta_path.insert(0, _Completer(_COMPLETED[device_type]))
-    if device_type == "cuda":  # its kernels cannot be loaded, which it would say with a traceback, and are not needed
+    if (
+        device_type == "cuda"
+    ):  # its kernels cannot be loaded, which it would say with a traceback, and are not needed
         logging.getLogger("bitsandbytes.cextension").addFilter(lambda record: "load error" not in record.msg)
 
 
@@ -236,7 +238,8 @@ class _Completer:
         for finder in sys.meta_path:
             spec: Any = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
-                if hasattr(spec.loader, "exec_module"):
+                is_ours = type(spec.loader).__module__.startswith("windtunnel.")  # the compiler's own Triton
+                if hasattr(spec.loader, "exec_module") and not is_ours:
                     spec.loader = _CompletingLoader(spec.loader, complete)
                 return spec
         return None

@@ -55,7 +55,9 @@ def _compiled() -> dict[str, Any]:
 
     def fwd(q: Tensor, k: Tensor, v: Tensor, out: Any, slopes: Any, p: float, scale: float, causal: bool,
             left: int, right: int, softcap: float, *_: Any) -> Any:  # fmt: skip
-        found = torch.ops.flash_attn._flash_attn_forward(q, k, v, p, scale, causal, left, right, softcap, slopes)
+        found = torch.ops.flash_attn._flash_attn_forward(
+            q, k, v, p, scale, causal, left, right, softcap, slopes
+        )
         return found[0], found[1], None, found[2]
 
     def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, out: Any, starts_q: Tensor, starts_k: Tensor, used: Any, pad: Any,

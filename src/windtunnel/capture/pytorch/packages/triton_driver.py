@@ -76,7 +76,7 @@ class _Utils:
     """What the driver's C side answers."""
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
-        properties = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         return {
             "max_shared_mem": properties.shared_memory_per_block_optin,
             "max_num_regs": properties.regs_per_multiprocessor,

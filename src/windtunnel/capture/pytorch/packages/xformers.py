@@ -105,11 +105,11 @@ def memory_efficient_attention(
         raise NotImplementedError(f"{type(attn_bias).__name__} is not simulated")
     if query.dim() == 3:
         bias = attn_bias.unsqueeze(1) if isinstance(attn_bias, Tensor) and attn_bias.dim() == 3 else attn_bias
-        parts = (t.unsqueeze(2) for t in (query, key, value))
-        return memory_efficient_attention(*parts, bias, p, scale, output_dtype=output_dtype).squeeze(2)
+        q, k, v = (t.unsqueeze(2) for t in (query, key, value))
+        return memory_efficient_attention(q, k, v, bias, p, scale, output_dtype=output_dtype).squeeze(2)
     if query.dim() == 5:  # heads in groups that share keys
-        flat = (t.flatten(2, 3) for t in (query, key, value))
-        out = memory_efficient_attention(*flat, attn_bias, p, scale, output_dtype=output_dtype)
+        q, k, v = (t.flatten(2, 3) for t in (query, key, value))
+        out = memory_efficient_attention(q, k, v, attn_bias, p, scale, output_dtype=output_dtype)
         return out.unflatten(2, query.shape[2:4])
     is_flash = query.dtype in _HALF and query.shape[-1] <= _WIDEST and not _tensor_of(attn_bias)
     out = (_flash if is_flash else _efficient)(query, key, value, attn_bias, p, scale)
@@ -127,9 +127,11 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, bias: Any, p: float, scale: float | 
         found: Tensor = flash_attn_func(q, k, v, p, scale, causal)
         return found
     starts_q, starts_k = bias.starts(q.device)
-    rows = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
+    rows_q, rows_k, rows_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
     longest = max(bias.q_lengths), max(bias.kv_lengths)
-    packed: Tensor = flash_attn_varlen_func(*rows, starts_q, starts_k, *longest, p, scale, causal)
+    packed: Tensor = flash_attn_varlen_func(
+        rows_q, rows_k, rows_v, starts_q, starts_k, *longest, p, scale, causal
+    )
     return packed.view(*q.shape[:-1], v.shape[-1])
 
 

@@ -306,7 +306,7 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     # In a CUDA build, a recurrent layer would pack its weights with a cuDNN kernel, which needs a real GPU.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     torch.backends.cuda.is_built = lambda: True
-    torch._C._cuda_getCurrentRawStream = lambda device=0: 0  # bitsandbytes takes it when it is imported
+    setattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)  # noqa: B010  (bitsandbytes takes it when imported)
     nvtx: Any = torch.cuda.nvtx
     nvtx.range_push = lambda message: 0
     nvtx.range_pop = lambda: 0
@@ -323,6 +323,10 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
         setattr(torch.cuda, name, legacy_type)
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+def _raw_stream(device: int = 0) -> int:
+    return 0
 
 
 class _NoGraph:

@@ -62,7 +62,8 @@ class _Kernel:
         self._shared_bytes = _FREE_SHARED
 
     def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
-        limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+        properties: Any = torch.cuda.get_device_properties(0)
+        limit = properties.shared_memory_per_block_optin
         if shared_mem_bytes > limit:
             raise RuntimeError(
                 f"Requested shared memory ({shared_mem_bytes} bytes) exceeds device limit ({limit} bytes)."
