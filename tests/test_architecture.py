@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture.pytorch": {"capture", "capture.pytorch.*", "events"},
     "capture.pytorch.tensors": {"capture", "events"},
     "capture.pytorch.kernels": {"capture.pytorch.tensors", "events"},
-    "capture.pytorch.packages": {"capture.pytorch.kernels"},
+    "capture.pytorch.packages": {"capture.pytorch.kernels", "capture.pytorch.tensors"},
     "capture.pytorch.compiler": {"capture", "capture.pytorch.kernels", "capture.pytorch.tensors", "events"},
     "capture.pytorch.torch_api": {
         "capture", "capture.pytorch.kernels", "capture.pytorch.packages", "capture.pytorch.tensors", "events",

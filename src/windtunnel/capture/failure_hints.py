@@ -303,6 +303,28 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"EOF when reading a line",
         "the script waits for input, which a dry run does not have: pass it as an argument or in a file",
     ),
+    (r"(?P<a>a library outside torch asked for the memory of a simulated tensor.*)", "{a}"),
+    (
+        r"libcuda\.so|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|cudaErrorInsufficientDriver|no CUDA-capable device|"
+        r"CUDA driver version is insufficient|CUDA_ERROR_NOT_INITIALIZED",
+        "the script calls the CUDA driver past torch (cuda-python, CuPy, Numba, …), and a dry run has none: guard it with "
+        "`if not windtunnel.is_dry_run():`, or make it an operator with torch.library.custom_op and register_fake",
+    ),
+    (
+        r"CUDA_HOME environment variable is not set|No such file or directory: '\S*nvcc'",
+        "the script compiles a CUDA extension, which needs CUDA's compiler; a dry run needs only its operators: register "
+        "them with torch.library.custom_op and register_fake, or guard the call with `if not windtunnel.is_dry_run():`",
+    ),
+    (
+        r"No module named '(?P<a>apex|flash_attn_3|flash_attn_interface|xformers)\b",
+        "the script needs {a}, which is not installed in this Python: WINDTUNNEL_WITH={a} simulates it for libraries too",
+    ),
+    (
+        r"No module named '(?P<a>mamba_ssm|causal_conv1d)\b",
+        "the script needs {a}, whose Python must be installed; its kernels are simulated, so without them is enough: "
+        "MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation mamba-ssm "
+        "causal-conv1d",
+    ),
     (
         r"No module named '(?P<a>.+?)'",
         "the script needs the package '{a}', which is not installed in this Python: pip install it, or, if "

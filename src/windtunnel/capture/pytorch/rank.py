@@ -44,6 +44,7 @@ from windtunnel.capture.pytorch.torch_api import (
     constructors,
     cuda,
     export,
+    foreign_kernels,
     generators,
     lbfgs,
     safetensors,
@@ -172,6 +173,7 @@ def install(
     foreach.install_foreach()
     cuda.install_device_module(device, n_devices, counters)
     generators.install_generators(device.kind)
+    foreign_kernels.install_foreign_kernels(device.kind)
     install_packages(device.kind)
     answer_msprobe()
     saving.install_checkpoints()

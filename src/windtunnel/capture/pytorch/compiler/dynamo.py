@@ -27,6 +27,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 import windtunnel
 from windtunnel.capture.pytorch.compiler.compiled_steps import traced
 from windtunnel.capture.pytorch.compiler.traced_devices import seen_by_program
+from windtunnel.capture.pytorch.compiler.triton_package import triton_visible
 from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder, short_path
 from windtunnel.frameworks import is_installed, load_door
@@ -173,7 +174,7 @@ def _run_eagerly_what_fails(recorder: Recorder) -> None:
 
     def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with compiling, _patience(frame.f_code):
+            with compiling, triton_visible(), _patience(frame.f_code):
                 return convert(self, frame, *args, **kwargs)
         except _FAILURES as error:
             code = frame.f_code

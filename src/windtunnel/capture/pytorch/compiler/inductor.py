@@ -36,6 +36,7 @@ from windtunnel.capture.pytorch.compiler.generated_code import load_generated, r
 from windtunnel.capture.pytorch.compiler.graph_cache import install_graph_cache, tag_graph
 from windtunnel.capture.pytorch.compiler.inner_modules import install_places, without_repetitions
 from windtunnel.capture.pytorch.compiler.traced_devices import lowering, seen_by_program
+from windtunnel.capture.pytorch.compiler.triton_package import triton_visible
 from windtunnel.capture.pytorch.tensors.storage import world
 from windtunnel.capture.recorder import Recorder
 from windtunnel.frameworks import load
@@ -102,7 +103,7 @@ def _lowering_for_device(compile_fx: Callable[..., Any], recorder: Recorder) -> 
     ) -> Any:
         if lowering.depth:
             return compile_fx(model, inputs, inner_compile, *args, **kwargs)
-        with _without_devices_work(kwargs, recorder):
+        with triton_visible(), _without_devices_work(kwargs, recorder):
             try:
                 return framed(compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs))
             except Exception as error:
