@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.kernels import run_generic
-from windtunnel.capture.pytorch.kernels.known_values import all_false, remember_values, values_of
+from windtunnel.capture.pytorch.kernels.known_values import all_false, ready_values, remember_values
 from windtunnel.capture.pytorch.kernels.views_and_copies import special
 from windtunnel.capture.pytorch.tensors.storage import sim_of
 
@@ -92,7 +92,7 @@ def _either(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _both(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    known = [values_of(side) for side in args[:2]]
+    known = [ready_values(side) for side in args[:2]]
     is_false = any(side is not None and side.numel() and not side.any().item() for side in known)
     result = run_generic(op, args, kwargs)
     if is_false:
@@ -102,7 +102,7 @@ def _both(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _is_all_true(tensor: torch.Tensor) -> bool:
     """Integers are ignored: only a value with all bits set would decide a bitwise or, which is rare."""
-    known = values_of(tensor) if tensor.dtype is torch.bool else None
+    known = ready_values(tensor) if tensor.dtype is torch.bool else None
     return known is not None and bool(known.numel()) and bool(known.all().item())
 
 
@@ -110,7 +110,7 @@ def _is_all_false(tensor: torch.Tensor) -> bool:
     sim = sim_of(tensor)
     if sim is not None and sim.id in all_false:
         return True
-    known = values_of(tensor)
+    known = ready_values(tensor)
     return known is not None and not known.any().item()
 
 
@@ -118,7 +118,7 @@ def _settle(result: torch.Tensor, is_true: bool) -> None:
     """Every element of the result is certain, although the inputs are unknown."""
     if not is_true:
         _mark(result)
-    if sim_of(result) is not None and values_of(result) is None:
+    if sim_of(result) is not None and ready_values(result) is None:
         remember_values(result, _full((), is_true, dtype=result.dtype).expand(result.shape))
 
 
