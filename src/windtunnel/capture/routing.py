@@ -55,6 +55,9 @@ class Routing:
             return tuple(sum(traced[i * size : (i + 1) * size]) for i in range(n_experts))
         return (1.0,) * n_experts
 
+    def choose(self, weights: Sequence[float], n_tokens: int, n_chosen: int, first: int = 0) -> np.ndarray:
+        return choose(weights, n_tokens, n_chosen, first)
+
     def covers(self, n_experts: int, path: str, number: int) -> bool:
         """Whether a trace says something about this router; always true of other routings."""
         traced = self._traced(path, number)

@@ -155,13 +155,6 @@ def test_every_layer_of_a_trace_has_its_own_counts(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text('{"layers": [[3, 1, 0, 0], [0, 0, 1, 3]]}')
 
-    def program():
-        layers = [nn.Identity(), nn.Identity()]
-        for layer in layers:
-            layer.forward = lambda x: torch.bincount(x.topk(1).indices.flatten(), minlength=4)
-        model = nn.Sequential(*layers).cuda()
-        return [[layer(_scores(8, 4)).tolist() for layer in model] for _ in range(2)]
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

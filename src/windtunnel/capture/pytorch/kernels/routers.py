@@ -21,7 +21,6 @@ from windtunnel.capture.pytorch.kernels.known_values import covers_storage, is_f
 from windtunnel.capture.pytorch.kernels.views_and_copies import rule
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
 from windtunnel.capture.pytorch.tensors.strides import contiguous_strides
-from windtunnel.capture.routing import choose
 from windtunnel.events.model import NO_NAME
 
 __all__ = ["count_lazily", "decide_ids"]
@@ -168,7 +167,7 @@ class _Plan:
         n = math.prod(self.shape)
         n_rows = n // self.n_chosen
         if self.allowed is None or self.layout is None:
-            chosen = choose(self.weights, n_rows, self.n_chosen)
+            chosen = world.routing.choose(self.weights, n_rows, self.n_chosen)
         else:
             mask = self.allowed.compute()
             if mask is None:
@@ -201,7 +200,7 @@ def _choose_allowed(
         options = np.flatnonzero(allowed[row])
         if len(options) < n_chosen:
             options = np.concatenate([options, np.setdiff1d(np.arange(n_choices), options)])[:n_chosen]
-        local = choose([weights[i] for i in options], len(rows), n_chosen, n_before)
+        local = world.routing.choose([weights[i] for i in options], len(rows), n_chosen, n_before)
         chosen[rows] = options[local]
         n_before += len(rows) * n_chosen
     return chosen
