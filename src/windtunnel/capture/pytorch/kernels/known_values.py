@@ -57,6 +57,10 @@ class Implied:
         """The storage's bytes; None if they are unknown. Nobody may change them."""
         return None
 
+    def nonzero(self, tensor: Tensor, known: Tensor) -> Tensor:
+        """The nonzero elements of the known values of a tensor on this storage."""
+        return known.nonzero()
+
 
 class Fill(Implied):
     """A large storage that holds one number, into which a routing may be written; otherwise it counts as unknown."""

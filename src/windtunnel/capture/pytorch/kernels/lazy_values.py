@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ _numbers = itertools.count()
 _nodes: weakref.WeakValueDictionary[Any, Lazy] = weakref.WeakValueDictionary()
 _cached: OrderedDict[int, Lazy] = OrderedDict()  # those whose bytes are kept, oldest first
 _cached_bytes = 0
+_found: OrderedDict[Any, Tensor] = OrderedDict()  # nonzero elements of parts of lazy values
+_MOST_FOUND = 1024
 
 
 class Lazy(Implied):
@@ -85,6 +87,16 @@ class Lazy(Implied):
         elif self.number in _cached:
             _cached.move_to_end(self.number)
         return self.bytes
+
+    def nonzero(self, tensor: Tensor, known: Tensor) -> Tensor:
+        """A loop over experts asks this of every expert in every layer."""
+        key = (self.number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        found = _found.get(key)
+        if found is None:
+            found = _found[key] = known.ne(0).contiguous().nonzero()
+            if len(_found) > _MOST_FOUND:
+                _found.popitem(last=False)
+        return found
 
     def make(self) -> None:
         """Compute and `keep` the bytes."""
@@ -168,10 +180,10 @@ class _Ref:
 
     __slots__ = ("dtype", "offset", "shape", "slot", "strides")
 
-    def __init__(self, slot: int, tensor: Tensor, offset: int) -> None:
+    def __init__(self, slot: int, tensor: Tensor) -> None:
         self.slot = slot
         self.dtype, self.shape, self.strides = tensor.dtype, tuple(tensor.shape), tensor.stride()
-        self.offset = offset
+        self.offset = int(tensor.storage_offset())
 
     def key(self) -> Any:
         return ("ref", self.slot, self.dtype, self.shape, self.strides, self.offset)
@@ -293,10 +305,10 @@ class _Freezer:
         if isinstance(a, Tensor):
             sim = sim_of(a)
             if sim is not None:
-                return _Ref(self.slot_of(sim, a.dtype), a, a.storage_offset())
+                return _Ref(self.slot_of(sim, a.dtype), a)
             flat = a.detach().contiguous().reshape(-1)
             self.nodes.append(constant(flat.view(torch.uint8) if a.numel() else raw_bytes(0)))
-            return _Ref(len(self.nodes) - 1, flat.reshape(a.shape), 0)
+            return _Ref(len(self.nodes) - 1, flat.reshape(a.shape))
         if isinstance(a, (list, tuple)):
             return [self.freeze(each) for each in a]
         return a
@@ -318,7 +330,7 @@ def _key_of(a: Any) -> Any:
     return (type(a), a)
 
 
-def derive(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[tuple[Tensor, Any]],
+def derive(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[tuple[Tensor | None, Any]],
            written: list[Tensor], overwritten: list[Tensor] | None = None) -> bool:  # fmt: skip
     """Let the results and the written tensors hold what the operator computes of its arguments.
 
@@ -503,7 +515,7 @@ def _derived(op: Any, args: list[Any], like: Tensor) -> Lazy:
         sim = sim_of(a)
         assert sim is not None
         nodes.append(filled(0, torch.bool, n) if a is like else sim.values)
-        ref = _Ref(len(nodes) - 1, a, a.storage_offset())
+        ref = _Ref(len(nodes) - 1, a)
         if a is like:
             ref.dtype, ref.strides, ref.offset = torch.bool, spec[2], 0
         return ref

@@ -133,7 +133,7 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
         n_chosen,
         (1.0,) * n_choices if is_positional else routing.weights(n_choices, n_chosen, path, number),
         None if preferred is None else preferred.allowed,
-        None if preferred is None else (tuple(scores.shape), scores.stride(), scores.storage_offset(), axis),
+        None if preferred is None else (tuple(scores.shape), scores.stride(), int(scores.storage_offset()), axis),
         is_positional,
     )
     inputs = [] if preferred is None else [preferred.allowed]
@@ -172,8 +172,8 @@ class _Plan:
             mask = self.allowed.compute()
             if mask is None:
                 raise RuntimeError("the mask of the scores cannot be computed")
-            *geometry, axis = self.layout
-            known = torch.as_strided(mask.view(torch.bool), *geometry).movedim(axis, -1)
+            shape, strides, offset, axis = self.layout
+            known = torch.as_strided(mask.view(torch.bool), shape, strides, offset).movedim(axis, -1)
             rows = known.reshape(n_rows, self.n_choices).numpy()
             chosen = _choose_allowed(rows, self.weights, self.n_chosen, self.is_positional)
         made = raw_bytes(n * self.dtype.itemsize)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels import kernels
-from windtunnel.capture.pytorch.kernels.known_values import all_false, remember_values, values_of
+from windtunnel.capture.pytorch.kernels.known_values import Implied, all_false, remember_values, values_of
 from windtunnel.capture.pytorch.kernels.routers import count_lazily, decide_ids
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
 from windtunnel.capture.pytorch.kernels.views_and_copies import copy, rule, special, target_device
@@ -88,7 +88,9 @@ def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     _wait_for(source)  # for the number of rows
     known = values_of(source)
     if known is not None:
-        found = torch.nonzero(known)
+        sim = sim_of(source)
+        held = None if sim is None else sim.values
+        found = held.nonzero(source, known) if isinstance(held, Implied) else torch.nonzero(known)
         rows = found.shape[0]
     else:
         found, rows = None, source.numel()
