@@ -333,7 +333,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compile", choices=("blocks", "model"), help="each block, or all after sharding")
     parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--float8", choices=("tensorwise", "rowwise", "rowwise_with_gw_hp"))
-    parser.add_argument("--kept-amax", nargs="*", default=[], help="operators of float8 that checkpointing keeps")
+    parser.add_argument(
+        "--kept-amax", nargs="*", default=[], help="operators of float8 that checkpointing keeps"
+    )
     parser.add_argument("--norm", choices=("plain", "torch"), default="torch")
     parser.add_argument("--logits", choices=("float-in-model", "float-in-loss"), default="float-in-loss")
     parser.add_argument("--hold-logits", action="store_true", help="keep the name of the logits in backward")

@@ -86,6 +86,9 @@ class Recorder:
     assumed: dict[str, float] = field(
         default_factory=values_set_by_user
     )  # line -> what it reads, set by the user
+    routers: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # line -> experts, and how many each token chooses, where the routing of the run decided a value
     notices: dict[str, int] = field(default_factory=dict)  # a sentence for the user -> how often it applied
     on_step: Callable[[int], None] | None = None
     futures: dict[int, tuple[int, ...]] = field(
@@ -270,6 +273,14 @@ class Recorder:
         latest = sorted(self.unknown_values.values(), key=lambda unknown: -unknown.order)[:_MOST_CAUSES]
         found = cause_of(error, [unknown.stack for unknown in latest])
         return None if found is None else latest[found]
+
+    def note_router(self, where: str, n_experts: int, n_chosen: int, is_covered: bool) -> None:
+        """Note that the program read which experts a router on this line chose."""
+        self.routers[where] = (n_experts, n_chosen)
+        if not is_covered:
+            self.notice(
+                f"the file given to --routing says nothing about {where}, which chooses among {n_experts:,}: it is balanced"
+            )
 
     def notice_loop(self) -> None:
         """The user interrupted the program: add a notice if it was probably waiting for an unknown value."""

@@ -55,6 +55,7 @@ from windtunnel.capture.pytorch.torch_api import (
 from windtunnel.capture.pytorch.world import distributed
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.recorder import EndlessLoop, Recorder
+from windtunnel.capture.routing import Routing
 from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.values_set_by_user import VARIABLE
@@ -141,6 +142,7 @@ def _close(
             {"where": u.where, "what": u.what, "value": _plain(u.value), "count": u.count}
             for u in recorder.unknown_values.values()
         ],
+        "routing": _routing(recorder, task),
         "notices": list(recorder.notices),
         "has_unread_arguments": arguments is not None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
@@ -152,6 +154,12 @@ def _close(
     writer.close(outcome)
 
 
+def _routing(recorder: Recorder, task: RankTask) -> dict[str, Any] | None:
+    """Which routing decided values that the program read, and where; None if it read no such value."""
+    routers = [{"where": w, "experts": n, "chosen": k} for w, (n, k) in recorder.routers.items()]
+    return {"policy": task.routing["text"], "routers": routers} if routers else None
+
+
 def install(
     task: RankTask, recorder: Recorder, counters: MemoryCounters, messages: RankMessages | None = None
 ) -> None:
@@ -160,6 +168,7 @@ def install(
     device = task.device
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
     storage.install_backend(recorder, device.kind, n_devices)
+    storage.World.routing = Routing.from_fields(task.routing)
     if device.kind == "cpu":
         cpu_allocations.install_cpu_kernels()
     composites.install_composites(device.kind)

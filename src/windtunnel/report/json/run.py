@@ -35,6 +35,8 @@ from windtunnel.report.results.run import (
     DeviceResult,
     RankResult,
     Remedy,
+    Router,
+    RoutingResult,
     RunResult,
     UnknownValue,
     same_as,
@@ -243,6 +245,7 @@ def rank_document(rank: RankResult) -> dict[str, Any]:
     document["notes"] = list(rank.notes)
     document["time"] = _rank_time_document(rank.time)
     document["compiled"] = asdict(rank.compiled) if rank.compiled else None
+    document["routing"] = asdict(rank.routing) if rank.routing else None
     return document
 
 
@@ -272,7 +275,12 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     known["notes"] = tuple(document.get("notes", ()))
     known["time"] = _rank_time_of_document(document.get("time"))
     known["compiled"] = _compiled_of(document["compiled"]) if document.get("compiled") else None
+    known["routing"] = _routing_of(document["routing"]) if document.get("routing") else None
     return RankResult(**known)
+
+
+def _routing_of(document: dict[str, Any]) -> RoutingResult:
+    return RoutingResult(document["policy"], tuple(Router(**each) for each in document["routers"]))
 
 
 def _compiled_of(document: dict[str, Any]) -> CompiledCode:

@@ -68,6 +68,23 @@ class CompiledCode:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """A line that chose experts, where the choice decided a value that the program read."""
+
+    where: str
+    experts: int
+    chosen: int  # by each token
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingResult:
+    """The routing of tokens to experts that was assumed."""
+
+    policy: str  # as given to --routing
+    routers: tuple[Router, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceResult:
     name: str
     memory_bytes: int
@@ -108,6 +125,7 @@ class RankResult:
     time: RankTimeResult | None = None  # level 3
     memory_by_phase: tuple[PartMemory, ...] = ()  # rollout, reward, update; (): the step is one training step
     compiled: CompiledCode | None = None  # None: the script compiled nothing, or nothing of it could be
+    routing: RoutingResult | None = None  # None: no value that was read depends on one
 
 
 @dataclass(frozen=True, slots=True)

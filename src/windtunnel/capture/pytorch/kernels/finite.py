@@ -18,7 +18,12 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels.kernels import run_generic
-from windtunnel.capture.pytorch.kernels.known_values import all_false, is_floating, remember_values, values_of
+from windtunnel.capture.pytorch.kernels.known_values import (
+    all_false,
+    is_floating,
+    ready_values,
+    remember_values,
+)
 from windtunnel.capture.pytorch.kernels.views_and_copies import special
 from windtunnel.capture.pytorch.tensors.storage import sim_of
 
@@ -78,10 +83,12 @@ def _is_one_of_few(unknown: torch.Tensor, given: Any) -> bool:
 
     Two tensors of one shape are labels and predictions, or a check that the script makes: they stay unknown.
     """
-    if is_floating(unknown.dtype) or unknown.dtype is torch.bool or values_of(unknown) is not None:
+    if is_floating(unknown.dtype) or unknown.dtype is torch.bool or ready_values(unknown) is not None:
         return False
     return not isinstance(given, torch.Tensor) or (
-        given.shape != unknown.shape and values_of(given) is not None and given.numel() < unknown.numel() + 64
+        given.shape != unknown.shape
+        and ready_values(given) is not None
+        and given.numel() < unknown.numel() + 64
     )
 
 
@@ -90,7 +97,7 @@ def _as_for_one(compare: Any) -> Any:
 
     def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run_generic(op, args, kwargs)
-        if values_of(result) is not None:
+        if ready_values(result) is not None:
             return result
         number = args[1]
         if isinstance(number, float) and not math.isfinite(number):
@@ -132,7 +139,7 @@ def _both(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = run_generic(op, args, kwargs)
     if is_false:
         _settle(result, False)
-    elif may_be_marked and values_of(result) is None:
+    elif may_be_marked and ready_values(result) is None:
         _mark(result)
     return result
 
@@ -146,18 +153,18 @@ def _with_a_constant(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _is_certainly_false(tensor: torch.Tensor) -> bool:
-    known = values_of(tensor)
+    known = ready_values(tensor)
     return known is not None and bool(known.numel()) and not known.any().item()
 
 
 def _is_all_true(tensor: torch.Tensor) -> bool:
     """Integers are ignored: only a value with all bits set would decide a bitwise or, which is rare."""
-    known = values_of(tensor) if tensor.dtype is torch.bool else None
+    known = ready_values(tensor) if tensor.dtype is torch.bool else None
     return known is not None and bool(known.numel()) and bool(known.all().item())
 
 
 def _is_all_false(tensor: torch.Tensor) -> bool:
-    known = values_of(tensor)
+    known = ready_values(tensor)
     if known is not None:
         return bool(known.numel()) and not known.any().item()
     sim = sim_of(tensor)
@@ -168,7 +175,7 @@ def _settle(result: torch.Tensor, is_true: bool) -> None:
     """Every element of the result is certain, although the inputs are unknown."""
     if not is_true:
         _mark(result)
-    if sim_of(result) is not None and values_of(result) is None:
+    if sim_of(result) is not None and ready_values(result) is None:
         remember_values(result, _full((), is_true, dtype=result.dtype).expand(result.shape))
 
 

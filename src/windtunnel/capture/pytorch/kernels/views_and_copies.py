@@ -14,6 +14,7 @@ import torch
 
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.kernels.known_values import (
+    Implied,
     all_false,
     carry_values,
     covers_storage,
@@ -174,7 +175,8 @@ def target_device() -> torch.device:
 def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     target, source = args[0], args[1]
     target_sim, source_sim = sim_of(target), sim_of(source)
-    known = values_of(source)
+    is_implied = source_sim is not None and target_sim is not None and isinstance(source_sim.values, Implied)
+    known = None if is_implied else values_of(source)
     if (
         source_sim is not None
         and source_sim.device_index >= 0
@@ -191,7 +193,11 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             target.fill_(1)
         return target
     _broadcast_check(target, source)
-    if known is not None:
+    if is_implied:
+        from windtunnel.capture.pytorch.kernels.lazy_values import copy_implied  # late: few programs need it
+
+        copy_implied(target, source)
+    elif known is not None:
         if target_sim.values is None or target.numel() * target.element_size() == target_sim.n_bytes:
             known = known.expand(target.shape) if known.shape != target.shape else known
         remember_values(target, known)

@@ -250,12 +250,7 @@ class SimulatedGroup(_ProcessGroup):
     def all_to_all_single(
         self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None
     ) -> SimulatedWork:
-        known = values_of(source)
-        own = None
-        if known is not None and known.numel() and _is_empty(output_split) and _is_empty(input_split):
-            is_even = known.numel() % self.size() == 0
-            own = known.reshape(self.size(), -1)[self._rank] if is_even else None
-        peers.write_values(output, None if own is None else own.repeat(self.size()))
+        peers.exchange(output, source, self._rank, self.size(), output_split, input_split)
         return self._record("all_to_all", [source], [output], opts, [output, source], result=[output])
 
     alltoall_base = all_to_all_single
@@ -414,10 +409,6 @@ def _library_for(device: Any, backend: str) -> str:
 
 def _amount(tensor: Tensor) -> str:
     return f"{tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _is_empty(splits: Any) -> bool:
-    return splits is None or len(splits) == 0  # lists, or arrays of numpy
 
 
 def _as_list(tensors: Any) -> Any:
