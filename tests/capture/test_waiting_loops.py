@@ -38,6 +38,12 @@ def while_on_the_value(read):
         loss = read()
 
 
+def while_with_two_names_in_one_assignment(read):
+    loss, n = read(), 0
+    while loss > 0.5:
+        loss, n = read(), n + 1
+
+
 def while_with_a_counter_that_decides_nothing(read):
     loss, n = read(), 0
     while loss > 0.5:
@@ -87,6 +93,7 @@ def method_of_an_object(read):
 WAITS = [
     while_on_the_value,
     while_with_a_counter_that_decides_nothing,
+    while_with_two_names_in_one_assignment,
     break_on_the_value,
     endless_for,
     in_a_helper,

@@ -218,7 +218,8 @@ class _Walk:
             elif isinstance(each, ast.NamedExpr):
                 self.assign([each.target], [each.value], controls, node)
         if isinstance(node, ast.Assign):
-            self.assign(node.targets, [node.value], controls, node)
+            for target in node.targets:
+                self.assign_each(target, node.value, controls, node)
         elif isinstance(node, ast.AugAssign):
             self.assign([node.target], [node.value, node.target], controls, node)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -236,6 +237,20 @@ class _Walk:
             if receiver is not None:
                 reads = [*call.args, *(keyword.value for keyword in call.keywords), call.func.value]
                 self.assignments.append(_Assignment([receiver], reads, controls, lines_of(node)))
+
+    def assign_each(
+        self, target: ast.expr, value: ast.expr, controls: tuple[ast.expr, ...], node: ast.stmt
+    ) -> None:
+        """`loss, n = next_loss, n + 1` are two assignments."""
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
+            for each, read in zip(target.elts, value.elts, strict=True):
+                self.assign([each], [read], controls, node)
+        else:
+            self.assign([target], [value], controls, node)
 
     def assign(
         self, targets: list[ast.expr], reads: list[ast.expr], controls: tuple[ast.expr, ...], node: ast.AST

@@ -319,7 +319,8 @@ def _timeline_of(document: dict[str, Any]) -> Timeline:
     event, step, allocated, reserved = columns = [
         document[name] for name in ("event", "step", "allocated_bytes", "reserved_bytes")
     ]
-    roles = [document["role_bytes"][name] for name in names]
+    known = document["role_bytes"]  # reports of earlier versions lack roles that came later
+    roles = [known.get(name, [0] * len(event)) for name in names]
     if len({len(column) for column in columns + roles}) != 1:
         raise ValueError("the columns of a timeline differ in length")
     by_role = np.array(roles, np.int64).reshape(len(names), -1).T
