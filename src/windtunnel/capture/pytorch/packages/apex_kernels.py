@@ -42,8 +42,11 @@ def _launch(name: str, read: Sequence[Tensor | None], written: Sequence[Tensor |
 
 def _statistics(x: Tensor, shape: Sequence[int]) -> Tensor:
     """One number for each row, in fp32 for narrow types."""
-    narrow = x.dtype in (torch.float16, torch.bfloat16)
-    return x.new_empty((x.numel() // max(prod(shape), 1),), dtype=torch.float32 if narrow else x.dtype)
+    return x.new_empty((x.numel() // max(prod(shape), 1),), dtype=_wide(x.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _norms() -> dict[str, Callable[..., Any]]:
@@ -60,7 +63,7 @@ def _norms() -> dict[str, Callable[..., Any]]:
         x, shape, *others = rest[len(statistics) :]
         weights = [w for w in others if isinstance(w, Tensor)]
         results = [torch.empty_like(x), *map(torch.empty_like, weights)]
-        sums = [_statistics(x, shape).new_empty((_PARTS, prod(shape))) for _ in weights]
+        sums = [x.new_empty((_PARTS, prod(shape)), dtype=_wide(x.dtype)) for _ in weights]
         name = "rms_backward" if is_rms else "backward"
         _launch(f"fused_layer_norm_cuda.{name}", [gradient, *statistics, x, *weights], [*results, *sums])
         return results if weights else results[0]
