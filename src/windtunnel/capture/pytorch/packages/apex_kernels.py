@@ -29,7 +29,21 @@ def apex_kernel_modules() -> dict[str, dict[str, Any]]:
         "fused_layer_norm_cuda": _norms(),
         "fast_layer_norm": {"ln_fwd": _fast_forward, "ln_bwd": _fast_backward},
         "amp_C": _multi_tensor(),
+        "fused_weight_gradient_mlp_cuda": {
+            "wgrad_gemm_accum_fp32": _add_weight_gradient,
+            "wgrad_gemm_accum_fp16": _add_weight_gradient,
+        },
     }
+
+
+def _add_weight_gradient(x: Tensor, gradient: Tensor, total: Tensor) -> None:
+    """A matrix product that is added to what is there, as Megatron accumulates gradients."""
+    announce("apex's kernels are not installed here: they were simulated")
+    rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    if total.dtype == x.dtype:
+        total.addmm_(gradients.t(), rows)
+    else:
+        torch.addmm(total, gradients.t(), rows, out_dtype=total.dtype, out=total)
 
 
 def _launch(name: str, read: Sequence[Tensor | None], written: Sequence[Tensor | None]) -> None:
