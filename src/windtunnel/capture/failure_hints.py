@@ -320,6 +320,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         "the script needs {a}, which is not installed in this Python: WINDTUNNEL_WITH={a} simulates it for libraries too",
     ),
     (
+        r"(?P<a>persist_layer_norm|[Ss]equence parallel) not supported by torch LayerNorm",
+        "Megatron-core's local layers take Apex's layer norm for {a}, and Apex is not installed in this Python: "
+        "WINDTUNNEL_WITH=apex simulates it",
+    ),
+    (
         r"No module named '(?P<a>mamba_ssm|causal_conv1d)\b",
         "the script needs {a}, whose Python must be installed; its kernels are simulated, so without them is enough: "
         "MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation mamba-ssm "

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.capture.pytorch.simulated import Simulated, simulate
-from windtunnel.capture.pytorch.packages.triton_pointers import POINTER, Accesses, Function, accesses_of
+from windtunnel.capture.pytorch.kernels.triton_pointers import POINTER, Accesses, Function, accesses_of
 from windtunnel.devices import find_device
 from windtunnel.events.model import Alloc, Op, Signature
 from windtunnel.timing.operators.op_cost import Basis

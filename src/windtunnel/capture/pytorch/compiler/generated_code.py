@@ -23,6 +23,7 @@ from windtunnel.capture.pytorch.compiler.inner_modules import (
 )
 from windtunnel.capture.pytorch.kernels.kernels import locate_backward
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
+from windtunnel.capture.pytorch.kernels.triton_pointers import accesses_in_source
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
 from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.events.model import Signature
@@ -77,7 +78,14 @@ class _KernelCompiler:
     """In place of `AsyncCompile`: kernels are named, not compiled."""
 
     def triton(self, name: str, source: str, *_: Any, **__: Any) -> FusedKernel:
-        return FusedKernel(name, _parameters(source, rf"def {re.escape(name)}\((.*?)\)"), _costs(source))
+        parameters = _parameters(source, rf"def {re.escape(name)}\((.*?)\)")
+        kernel = FusedKernel(name, parameters, _costs(source))
+        if (
+            not any(kernel.writes) and (found := accesses_in_source(source, name)) is not None
+        ):  # the program's own
+            kernel.reads = [p in found.reads for p in parameters]
+            kernel.writes = [p in found.writes for p in parameters]
+        return kernel
 
     def cpp_pybinding(self, types: list[str], source: str, *_: Any, **__: Any) -> FusedKernel:
         match = re.search(r'extern "C"\s+(?:\w+\s+)?void\s+(\w+)\((.*?)\)', source, re.DOTALL)

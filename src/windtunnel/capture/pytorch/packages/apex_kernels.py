@@ -29,7 +29,21 @@ def apex_kernel_modules() -> dict[str, dict[str, Any]]:
         "fused_layer_norm_cuda": _norms(),
         "fast_layer_norm": {"ln_fwd": _fast_forward, "ln_bwd": _fast_backward},
         "amp_C": _multi_tensor(),
+        "fused_weight_gradient_mlp_cuda": {
+            "wgrad_gemm_accum_fp32": _add_weight_gradient,
+            "wgrad_gemm_accum_fp16": _add_weight_gradient,
+        },
     }
+
+
+def _add_weight_gradient(x: Tensor, gradient: Tensor, total: Tensor) -> None:
+    """A matrix product that is added to what is there, as Megatron accumulates gradients."""
+    announce("apex's kernels are not installed here: they were simulated")
+    rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    if total.dtype == x.dtype:
+        total.addmm_(gradients.t(), rows)
+    else:
+        torch.addmm(total, gradients.t(), rows, out_dtype=total.dtype, out=total)
 
 
 def _launch(name: str, read: Sequence[Tensor | None], written: Sequence[Tensor | None]) -> None:
@@ -42,8 +56,11 @@ def _launch(name: str, read: Sequence[Tensor | None], written: Sequence[Tensor |
 
 def _statistics(x: Tensor, shape: Sequence[int]) -> Tensor:
     """One number for each row, in fp32 for narrow types."""
-    narrow = x.dtype in (torch.float16, torch.bfloat16)
-    return x.new_empty((x.numel() // max(prod(shape), 1),), dtype=torch.float32 if narrow else x.dtype)
+    return x.new_empty((x.numel() // max(prod(shape), 1),), dtype=_wide(x.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _norms() -> dict[str, Callable[..., Any]]:
@@ -60,7 +77,7 @@ def _norms() -> dict[str, Callable[..., Any]]:
         x, shape, *others = rest[len(statistics) :]
         weights = [w for w in others if isinstance(w, Tensor)]
         results = [torch.empty_like(x), *map(torch.empty_like, weights)]
-        sums = [_statistics(x, shape).new_empty((_PARTS, prod(shape))) for _ in weights]
+        sums = [x.new_empty((_PARTS, prod(shape)), dtype=_wide(x.dtype)) for _ in weights]
         name = "rms_backward" if is_rms else "backward"
         _launch(f"fused_layer_norm_cuda.{name}", [gradient, *statistics, x, *weights], [*results, *sums])
         return results if weights else results[0]

@@ -161,7 +161,7 @@ def _norm_module(name: str, affine: Any, plain: Any, *, has_bias: bool) -> type[
             memory_efficient: bool = False, **_: Any,
         ) -> None:  # fmt: skip
             super().__init__()
-            shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+            shape: Any = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
             self.normalized_shape = torch.Size(shape)
             self.eps, self.elementwise_affine, self.memory_efficient = (
                 eps,

@@ -82,7 +82,7 @@ _FOR_EVERYBODY = frozenset(
         "selective_scan_cuda",
     )
 )
-_APEX_KERNELS = ("fused_layer_norm_cuda", "fast_layer_norm", "amp_C")
+_APEX_KERNELS = ("fused_layer_norm_cuda", "fast_layer_norm", "amp_C", "fused_weight_gradient_mlp_cuda")
 # Modules that are built beside a package, not in it.
 _EXTENSIONS = {
     **dict.fromkeys((*SOFTMAX_MODULES, *_APEX_KERNELS), "apex"),

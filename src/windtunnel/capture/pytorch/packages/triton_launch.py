@@ -20,14 +20,14 @@ import torch
 
 from windtunnel.capture.pytorch.kernels.define_operator import announce
 from windtunnel.capture.pytorch.kernels.launches import record_launch, tensors_in
-from windtunnel.capture.pytorch.packages.triton_driver import Driver
-from windtunnel.capture.pytorch.packages.triton_pointers import (
+from windtunnel.capture.pytorch.kernels.triton_pointers import (
     POINTER,
     Accesses,
     Function,
     accesses_of,
     tested_names,
 )
+from windtunnel.capture.pytorch.packages.triton_driver import Driver
 from windtunnel.capture.pytorch.tensors.storage import sim_of
 from windtunnel.capture.pytorch.tensors.traced import is_traced
 

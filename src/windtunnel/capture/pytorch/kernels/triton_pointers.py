@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["POINTER", "Accesses", "Function", "accesses_of", "tested_names"]
+__all__ = ["POINTER", "Accesses", "Function", "accesses_in_source", "accesses_of", "tested_names"]
 
 POINTER = (
     object()
@@ -76,6 +76,19 @@ def accesses_of(function: Function, constants: Mapping[str, Any], depth: int = 0
         if before == (follower.origins, len(follower.reads), len(follower.writes)):
             break
     return Accesses(frozenset(follower.reads), frozenset(follower.writes), frozenset(follower.returns))
+
+
+def accesses_in_source(source: str, name: str) -> Accesses | None:
+    """Of one of the functions that a source defines, which may call the others; None: it defines no such function."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except (SyntaxError, ValueError):
+        return None
+    functions: dict[str, Any] = {}
+    functions |= {
+        each.name: Function(each, functions.get) for each in tree.body if isinstance(each, ast.FunctionDef)
+    }
+    return accesses_of(functions[name], {}) if name in functions else None
 
 
 def tested_names(function: Function) -> list[str]:
