@@ -19,6 +19,8 @@ from windtunnel.capture.pytorch.kernels.known_values import (
     carry_values,
     covers_storage,
     discard_values,
+    is_floating,
+    make_known,
     remember_values,
     values_of,
 )
@@ -140,7 +142,7 @@ def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     shape = tuple(args[0])
     memory_format = kwargs.get("memory_format") or (args[5] if len(args) > 5 else None)
-    return new_tensor(
+    return _blank(
         shape,
         strides_for(shape, memory_format),
         kwargs.get("dtype") or torch.get_default_dtype(),
@@ -150,7 +152,7 @@ def _empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @rule("empty_strided")
 def _empty_strided(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return new_tensor(
+    return _blank(
         tuple(args[0]), tuple(args[1]), kwargs.get("dtype") or torch.get_default_dtype(), target_device()
     )
 
@@ -161,7 +163,15 @@ def _new_empty(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     source, shape = args[0], tuple(args[1])
     sim = sim_of(source) if kwargs.get("device") is None else None
     device = sim.device if sim is not None else target_device()
-    return new_tensor(shape, strides_for(shape, None), kwargs.get("dtype") or source.dtype, device)
+    return _blank(shape, strides_for(shape, None), kwargs.get("dtype") or source.dtype, device)
+
+
+def _blank(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU a program fills index tensors part by part (`out[0] = 0; cumsum(x, out=out[1:])`) and reads them."""
+    made = new_tensor(shape, strides, dtype, device)
+    if world.device_type == "cpu" and not is_floating(dtype):
+        make_known(made)
+    return made
 
 
 def target_device() -> torch.device:
