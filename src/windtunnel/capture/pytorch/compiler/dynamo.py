@@ -65,9 +65,7 @@ def _know_autocast() -> None:
     """Whether autocast is on is a constant of the trace. Dynamo's names for these functions are those of `torch._C`."""
     for name in ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"):
         function: Any = getattr(torch, name)
-        trace_rules.manual_torch_name_rule_map[f"torch.{name}"] = (
-            torch_variables.TorchInGraphFunctionVariable
-        )
+        trace_rules.manual_torch_name_rule_map[f"torch.{name}"] = torch_variables.TorchInGraphFunctionVariable
         torch_variables.constant_fold_functions[function] = None  # type: ignore[index]
 
 
