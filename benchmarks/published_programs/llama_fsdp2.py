@@ -212,13 +212,13 @@ def selective_contexts(kept_amax: list[str]):
 
 
 def convert_to_float8(model: Llama, recipe: str) -> None:
-    """Linear layers but the last multiply in float8, as torchao does it; tensorwise ones are gathered in float8."""
+    """Linear layers but the last multiply in float8, as torchao does it."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    if recipe == "tensorwise":
-        config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-    else:
+    if recipe == "rowwise":
         config = Float8LinearConfig.from_recipe_name(recipe)
+    else:
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=recipe == "tensorwise-gathered")
     convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "output")
 
 
@@ -316,7 +316,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argpars
         if isinstance(norm, DTensor):
             norm.full_tensor()
     optimizer.step()
-    if args.float8 == "tensorwise":
+    if args.float8 == "tensorwise-gathered":
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
@@ -332,7 +332,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ac", choices=("none", "full", "selective-op", "selective-layer"), default="none")
     parser.add_argument("--compile", choices=("blocks", "model"), help="each block, or all after sharding")
     parser.add_argument("--compile-loss", action="store_true")
-    parser.add_argument("--float8", choices=("tensorwise", "rowwise", "rowwise_with_gw_hp"))
+    parser.add_argument("--float8", choices=("tensorwise", "tensorwise-gathered", "rowwise"))
     parser.add_argument(
         "--kept-amax", nargs="*", default=[], help="operators of float8 that checkpointing keeps"
     )

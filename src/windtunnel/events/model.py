@@ -18,15 +18,13 @@ import numpy as np
 from windtunnel.events.kinds import CallFlag, Kind, Phase, Role
 
 __all__ = [
-    "COLUMNS", "CONSTANT", "FIRST_POOL_STREAM", "NO_NAME",
-    "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
+    "COLUMNS", "CONSTANT", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
     "Event", "EventRecord", "EventWait", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter",
     "ModuleExit", "Op", "Part", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
     "Step", "Sync", "TensorSpec", "Unsave", "Wait",
 ]  # fmt: skip
 
 NO_NAME = -1  # "no module", "no frame": an index that points nowhere
-FIRST_POOL_STREAM = 1 << 16  # streams from here on have memory pools of their own, which CUDA graphs keep
 CONSTANT = "constant"  # name of a temporary storage that holds a constant of a compiled graph
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from tests.capture.pytorch.simulated import needs_compiler, simulate
-from windtunnel.events.model import FIRST_POOL_STREAM, Alloc, Free, Op, Phase
+from windtunnel.events.model import Alloc, Free, Op, Phase
 from windtunnel.memory import Allocator
+from windtunnel.pool_streams import FIRST_POOL_STREAM
 
 pytestmark = needs_compiler
 ROWS, WIDTH = 128, 1024

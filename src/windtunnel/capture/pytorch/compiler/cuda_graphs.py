@@ -22,8 +22,7 @@ from torch._dynamo.mutation_guard import GenerationTracker
 from torch._inductor import cudagraph_trees
 
 from windtunnel.capture.pytorch.tensors.storage import SimStorage, new_tensor, sim_of, sims, world
-from windtunnel.capture.pytorch.torch_api.streams import Stream, StreamContext, current_stream
-from windtunnel.events.model import FIRST_POOL_STREAM
+from windtunnel.pool_streams import FIRST_POOL_STREAM
 
 __all__ = ["graphed", "install_cuda_graphs"]
 
@@ -47,7 +46,7 @@ class _Pool:
 
     def __init__(self, device_index: int) -> None:
         device = torch.device(world.device_type, device_index)
-        self.stream = Stream(device, number=FIRST_POOL_STREAM + device_index)
+        self.stream: Any = torch.cuda.Stream(device, number=FIRST_POOL_STREAM + device_index)
         self.generation = -1
         self.is_warming_up = False  # after a warm-up, all calls of this iteration are warm-ups
         self.has_forward_without_backward = False
@@ -89,9 +88,9 @@ class _Pool:
         is_recorded = sizes in graph.warm and not self.is_warming_up
         self.is_warming_up = not is_recorded
         graph.warm.add(sizes)
-        before = current_stream(self.stream.device)
+        before = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(before)
-        with StreamContext(self.stream):
+        with torch.cuda.stream(self.stream):
             given = self._with_copies(graph, inputs) if is_recorded else list(inputs)
             inputs.clear()
             known = {sim.id for each in given if (sim := _storage(each)) is not None}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from windtunnel.events.model import FIRST_POOL_STREAM
 from windtunnel.memory.allocators.blocks import SIZE_SHIFT, Block, BlockPool, FreeList
 from windtunnel.memory.allocators.cuda.expandable import unmap_block
 from windtunnel.memory.allocators.cuda.rules import NEVER
 from windtunnel.memory.allocators.cuda.state import CudaState
+from windtunnel.pool_streams import FIRST_POOL_STREAM
 
 __all__ = ["collect_garbage", "release_cached_blocks", "release_oversize"]
 
