@@ -86,7 +86,9 @@ def _train(rank, device):
     """As a module of its own has it: no word of it names a device."""
 
 
-@pytest.mark.parametrize(("device", "is_rank"), [("cuda", True), ("npu:1", True), ("cpu", False), ("out", False)])
+@pytest.mark.parametrize(
+    ("device", "is_rank"), [("cuda", True), ("npu:1", True), ("cpu", False), ("out", False)]
+)
 def test_a_function_that_is_given_a_rank_and_an_accelerator_is_a_rank(monkeypatch, device, is_rank):
     monkeypatch.setattr("linecache.getlines", lambda name: ["def train(rank, device): ...\n"])
     assert _is_rank_of_job(_train, (0, device)) is is_rank
