@@ -33,7 +33,7 @@ def _torchvision() -> tuple[Case, ...]:
 
 def _timm() -> tuple[Case, ...]:
     timm = Group("pytorch-image-models", data=_IMAGES, paths=(".",))
-    train = "train.py --data-dir images -b 8 -j 1 --epochs 1 --cooldown-epochs 0 --num-classes 4 --model"
+    train = "train.py --data-dir images -b 8 -j 1 --epochs 1 --cooldown-epochs 0 --num-classes 8 --model"
     return (
         timm("single", f"{train} resnet18"),
         timm("AMP fp16", f"{train} resnet50 --amp --model-ema"),

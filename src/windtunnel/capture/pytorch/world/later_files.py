@@ -34,7 +34,7 @@ class LaterFiles:
 
     def install(self) -> None:
         """Let the functions of `os` and `io` that look for a file overlook such files."""
-        builtins.open = io.open = self._opening(builtins.open)  # type: ignore[assignment]
+        builtins.open = io.open = self._opening(builtins.open)
         for name, make in (("stat", self._asking), ("listdir", self._listing), ("scandir", self._scanning)):
             original = getattr(os, name)
             replacement = make(original)
