@@ -24,7 +24,7 @@ def _torchvision() -> tuple[Case, ...]:
         classify("DDP 2, sync BN", f"torchrun --nproc-per-node 2 {train} --sync-bn"),
         classify("DDP 8, GradScaler", f"torchrun --nproc-per-node 8 {train} --amp -b 2"),
         classify("CPU", f"{train} --device cpu", "--device cpu --steps 2"),
-        detect("Mask R-CNN", f"{boxes} --weights-backbone ''", _STEPS),
+        detect("Mask R-CNN", f"{boxes}", _STEPS),
         detect("RetinaNet, GradScaler", f"{boxes} --model retinanet_resnet50_fpn --amp --lr 0.001", _STEPS),
         segment("FCN", f"{masks} --model fcn_resnet50 --aux-loss"),
         segment("DeepLab, GradScaler", f"{masks} --model deeplabv3_resnet50 --amp"),
