@@ -115,8 +115,6 @@ def _sequences() -> tuple[Case, ...]:
         tcn(
             "word_cnn", "word_cnn_test.py", "single", "--epochs 1", "--steps 20", data={"data/penn": "lines"}
         ),
-            "sparse", "train.py --epochs 3"
-        ),
     )
 
 
