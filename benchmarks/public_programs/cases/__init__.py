@@ -6,4 +6,4 @@ from benchmarks.public_programs.cases import basics, hugging_face, language, par
 
 __all__ = ["CASES"]
 
-CASES = (*basics.CASES, *vision.CASES, *language.CASES, *parallel.CASES, *hugging_face.CASES)
+CASES = (*parallel.CASES, *language.CASES, *hugging_face.CASES, *vision.CASES, *basics.CASES)

@@ -115,14 +115,11 @@ def _sequences() -> tuple[Case, ...]:
         tcn(
             "word_cnn", "word_cnn_test.py", "single", "--epochs 1", "--steps 20", data={"data/penn": "lines"}
         ),
-        Group("pygcn", start_in="pygcn", data={"../data/cora": "cora"}, paths=(".",))(
-            "sparse", "train.py --epochs 3"
-        ),
     )
 
 
 def _reinforcement() -> tuple[Case, ...]:
-    clean = Group("cleanrl")
+    clean = Group("cleanrl", paths=(".",))
     return (
         clean("single", "cleanrl/ppo.py --total-timesteps 1024"),
         clean("single", "cleanrl/dqn.py --total-timesteps 300 --learning-starts 100", "--steps 10"),

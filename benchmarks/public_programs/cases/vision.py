@@ -24,7 +24,7 @@ def _torchvision() -> tuple[Case, ...]:
         classify("DDP 2, sync BN", f"torchrun --nproc-per-node 2 {train} --sync-bn"),
         classify("DDP 8, GradScaler", f"torchrun --nproc-per-node 8 {train} --amp -b 2"),
         classify("CPU", f"{train} --device cpu", "--device cpu --steps 2"),
-        detect("Mask R-CNN", f"{boxes} --weights-backbone ''", _STEPS),
+        detect("Mask R-CNN", f"{boxes}", _STEPS),
         detect("RetinaNet, GradScaler", f"{boxes} --model retinanet_resnet50_fpn --amp --lr 0.001", _STEPS),
         segment("FCN", f"{masks} --model fcn_resnet50 --aux-loss"),
         segment("DeepLab, GradScaler", f"{masks} --model deeplabv3_resnet50 --amp"),
@@ -33,7 +33,7 @@ def _torchvision() -> tuple[Case, ...]:
 
 def _timm() -> tuple[Case, ...]:
     timm = Group("pytorch-image-models", data=_IMAGES, paths=(".",))
-    train = "train.py --data-dir images -b 8 -j 1 --epochs 1 --cooldown-epochs 0 --num-classes 4 --model"
+    train = "train.py --data-dir images -b 8 -j 1 --epochs 1 --cooldown-epochs 0 --num-classes 8 --model"
     return (
         timm("single", f"{train} resnet18"),
         timm("AMP fp16", f"{train} resnet50 --amp --model-ema"),

@@ -38,6 +38,7 @@ class RankTask:
     loss_chunks: int = 1  # what-if: the last projection and the cross-entropy run in this many chunks
     routing: dict[str, Any] = field(default_factory=lambda: Routing().as_fields())
     variables: dict[str, str] = field(default_factory=dict)  # what the job's launcher sets for this worker
+    job_began: float = 0.0  # seconds since the epoch, before any rank of the job ran
 
     @property
     def recording_path(self) -> Path:

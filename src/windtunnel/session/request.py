@@ -6,7 +6,8 @@ options ──> RunRequest ──> check_request ──> task_of(rank)
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from windtunnel.capture.routing import BALANCED, Routing
@@ -78,6 +79,7 @@ class RunRequest:
     typed: tuple[
         str, ...
     ] = ()  # the command that was given instead of a script: its launcher, or a shell script
+    began: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def options(self) -> list[str]:
@@ -263,7 +265,7 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
         str(folder.resolve()), request.is_recording_saves, request.framework, request.checkpointed,
         request.batch_factor, request.loss_chunks, request.routing.as_fields(),
-        {} if launch is None else launch.variables_of(rank),
+        {} if launch is None else launch.variables_of(rank), request.began,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import runpy
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -192,12 +193,21 @@ def install(
     processes.install_processes()
     torch_compile.install_compile(recorder, mark_compiled)
     distributed.install_distributed(task.rank, task.world_size, messages, task.max_steps is not None)
+    if task.world_size > 1 and task.job_began:
+        _overlook_later_files(task.job_began)
     spawn.install_spawn(recorder)
     install_program(recorder)
     if task.is_recording_saves:
         saved_tensors.install_saves(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))
     gc.freeze()  # torch has half a million objects: the collector does not have to visit them in every step
+
+
+def _overlook_later_files(job_began: float) -> None:
+    from windtunnel.capture.pytorch.world.later_files import LaterFiles  # late: one device has no other rank
+    from windtunnel.capture.pytorch.world.process_group import SimulatedGroup
+
+    LaterFiles(job_began, time.time(), lambda: SimulatedGroup.n_collectives > 0).install()
 
 
 def _attention_of(device: Any) -> Callable[[attention.Attention], str]:
