@@ -56,8 +56,10 @@ _LOSS_COMPILED = (("2024-10-22", "2024-12-18"), ("2025-04-02", "9"))  # from, un
 _TORCHAO_DATES = {  # of torchtitan, by the version of torch: torchao's docs/source/workflows/training.md
     "2.7.0a0": "2025-03-12", "2.9.0.dev": "2025-08-08",
 }  # fmt: skip
-_AMAX_KEPT_FROM = "2024-11-26"  # by operator-wise checkpointing, of float8
-_KEPT_AMAX = (("abs", "2025-02-06"), ("max", "9"))  # until
+_AMAX_KEPT_FROM = "2024-11-26"  # by operator-wise checkpointing, for float8
+_ABS_KEPT_UNTIL = "2025-02-06"
+_CUDNN_KEPT_FROM = "2025-12-01"  # its attention
+_CUDNN_ON_BLACKWELL_FROM = "2025-05-14"
 _LLAMAS = {  # parameters without the embedding, layers, width: for the source's flops formula
     "llama2-7b": (6607343616, 32, 4096), "llama2-13b": (12852024320, 40, 5120), "llama2-70b": (68714504192, 80, 8192),
     "llama3-8b": (7504924672, 32, 4096), "llama3-70b": (69503033344, 80, 8192),
@@ -127,7 +129,9 @@ def titan_run(row: Row) -> PublishedRun:
         "--optimizer", "fused" if date >= _FUSED_FROM else "foreach",
     )  # fmt: skip
     is_compiled = bool(config.get("compile")) and config["compile"] != "?"
-    command += _float8_words(row, date)
+    command += (*_float8_words(row), *_also_kept(row, date))
+    if _titan_device(row).startswith("b200") and date >= _CUDNN_ON_BLACKWELL_FROM:
+        command += ("--attention", "cudnn")
     if is_compiled:
         command += ("--compile", "blocks" if date >= _BLOCKS_COMPILED_FROM else "model")
         if any(first <= date < end for first, end in _LOSS_COMPILED):
@@ -195,8 +199,8 @@ def _refuse_other_programs(config: dict[str, Any]) -> None:
         raise NotRunnable("asynchronous tensor parallelism is inductor's")
 
 
-def _float8_words(row: Row, date: str) -> tuple[str, ...]:
-    """What multiplies in float8, and which of its operators checkpointing kept."""
+def _float8_words(row: Row) -> tuple[str, ...]:
+    """What multiplies in float8."""
     config, precision = row.config, str(row.config.get("precision", "bf16"))
     if not (config.get("float8") or precision.startswith("float8")):
         return ()
@@ -209,8 +213,16 @@ def _float8_words(row: Row, date: str) -> tuple[str, ...]:
     else:  # torchtitan's docs gather in float8, as torchao's do
         is_gathered = "all-gather" in precision or config.get("float8") or row.source.startswith("torchao")
         recipe = "tensorwise-gathered" if is_gathered else "tensorwise"
-    kept = [name for name, until in _KEPT_AMAX if date < until or f"{name} saved" in str(config.get("ac"))]
-    return ("--float8", recipe, *(("--kept-amax", *kept) if kept and date >= _AMAX_KEPT_FROM else ()))
+    return "--float8", recipe
+
+
+def _also_kept(row: Row, date: str) -> tuple[str, ...]:
+    """Operators that operator-wise checkpointing kept besides products, attention and reduce-scatters."""
+    is_abs_kept = date < _ABS_KEPT_UNTIL or "abs saved" in str(row.config.get("ac"))
+    names = ("abs", "max") if is_abs_kept else ("max",)
+    if date >= _CUDNN_KEPT_FROM:
+        names += ("_scaled_dot_product_cudnn_attention",)
+    return ("--also-kept", *names) if date >= _AMAX_KEPT_FROM else ()
 
 
 def _checkpointing_of(config: dict[str, Any], model: str) -> str:

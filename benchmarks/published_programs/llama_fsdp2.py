@@ -190,10 +190,10 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
         parallelize_module(layer, mesh, plan)
 
 
-def selective_contexts(kept_amax: list[str]):
+def selective_contexts(also_kept: list[str]):
     """Keep attention, reduce-scatters and every second matrix product; recompute the rest."""
     kept = {
-        *(getattr(torch.ops.aten, name).default for name in kept_amax),
+        *(getattr(torch.ops.aten, name).default for name in also_kept),
         torch.ops.aten.mm.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -222,13 +222,13 @@ def convert_to_float8(model: Llama, recipe: str) -> None:
     convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "output")
 
 
-def apply_checkpointing(model: Llama, mode: str, kept_amax: list[str]) -> None:
+def apply_checkpointing(model: Llama, mode: str, also_kept: list[str]) -> None:
     for i, layer in enumerate(model.layers):
         if mode == "full" or (mode == "selective-layer" and i % 2 == 1):
             model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
         elif mode == "selective-op":
             model.layers[i] = checkpoint_wrapper(
-                layer, preserve_rng_state=False, context_fn=partial(selective_contexts, kept_amax)
+                layer, preserve_rng_state=False, context_fn=partial(selective_contexts, also_kept)
             )
 
 
@@ -259,7 +259,7 @@ def build(args: argparse.Namespace, mesh: DeviceMesh) -> nn.Module:
         convert_to_float8(model, args.float8)
     if args.tp > 1:
         apply_tensor_parallel(model, mesh["tp"])
-    apply_checkpointing(model, args.ac, args.kept_amax)
+    apply_checkpointing(model, args.ac, args.also_kept)
     if args.compile == "blocks":
         for i, layer in enumerate(model.layers):
             model.layers[i] = torch.compile(layer, fullgraph=True)
@@ -275,7 +275,7 @@ def build_fsdp1(model: Llama, args: argparse.Namespace) -> nn.Module:
     model = model.to_empty(device="cuda")
     with torch.no_grad():
         model.init_weights()
-    apply_checkpointing(model, args.ac, args.kept_amax)
+    apply_checkpointing(model, args.ac, args.also_kept)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({type(model.layers[0])}),
@@ -334,8 +334,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--float8", choices=("tensorwise", "tensorwise-gathered", "rowwise"))
     parser.add_argument(
-        "--kept-amax", nargs="*", default=[], help="operators of float8 that checkpointing keeps"
+        "--also-kept", nargs="*", default=[], help="operators that selective checkpointing keeps"
     )
+    parser.add_argument("--attention", choices=("flash", "cudnn"), default="flash")
     parser.add_argument("--norm", choices=("plain", "torch"), default="torch")
     parser.add_argument("--logits", choices=("float-in-model", "float-in-loss"), default="float-in-loss")
     parser.add_argument("--hold-logits", action="store_true", help="keep the name of the logits in backward")
@@ -357,7 +358,8 @@ def main() -> None:
     args = parse()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.backends.cuda.enable_cudnn_sdp(False)  # torch at that time preferred flash attention, on Hopper too
+    # Flash attention is what it asked for, on Hopper too; later cuDNN's on Blackwell.
+    torch.backends.cuda.enable_cudnn_sdp(args.attention == "cudnn")
     world = dist.get_world_size()
     mesh = init_device_mesh("cuda", (world // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
     model = build(args, mesh)

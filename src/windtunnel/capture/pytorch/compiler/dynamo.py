@@ -67,7 +67,7 @@ def _know_autocast() -> None:
     for name in ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"):
         function: Any = getattr(torch, name)
         trace_rules.manual_torch_name_rule_map[f"torch.{name}"] = torch_variables.TorchInGraphFunctionVariable
-        torch_variables.constant_fold_functions[function] = None  # type: ignore[index]
+        torch_variables.constant_fold_functions[function] = None
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:
