@@ -43,6 +43,18 @@ accuracy = "exact"
 source = "TransformerEngine pytorch/cpp_extensions/gemm.py; in its layers every product is one of these"
 """
 
+# Megatron-core's router of the local layers uses that product too, where Transformer Engine is installed.
+_ROUTER = """
+[transformer-engine-router]
+devices = ["cuda"]
+operators = ["mm"]
+when = "n == {n_experts}"
+bytes = "33555456 if capability >= 90 else 4194304"
+lifetime = "process"
+accuracy = "exact"
+source = "Megatron-core transformer/moe/moe_utils.py, RouterGatingLinearFunction; TransformerEngine pytorch/cpp_extensions/gemm.py"
+"""
+
 # What each of these tests sets and the published list omits: it concerns the update, not the model.
 _EVERY_TEST = [
     "--train-iters",
@@ -148,9 +160,11 @@ def run_case(case: Case) -> Prediction:
             _DEVICES[case.hardware], "--world-size", str(case.world_size), "--rank", str(case.world_size - 1),
             "--out", str(out), "--force",
         ]  # fmt: skip
-        if not case.is_local:
+        n_experts = case.args.get("num-experts")
+        if not case.is_local or n_experts:
             engine = Path(folder) / "engine.toml"
-            engine.write_text(_ENGINE, encoding="utf-8")
+            text = _ROUTER.format(n_experts=n_experts) if case.is_local else _ENGINE
+            engine.write_text(text, encoding="utf-8")
             command += ["--workspace", str(engine)]
         command += [str(SCRIPT), *arguments_of(case)]
         env = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}

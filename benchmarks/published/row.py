@@ -76,7 +76,7 @@ class PublishedRun:
     allocator: str | None = None  # what --allocator is given; None: follows the device
     flops_per_token: float = 0.0  # by the source's own formula, for mfu
     peak_flops: float = 0.0  # what the source divides by, for mfu
-    is_compiled: bool = False  # by torch.compile: simulated as eager
+    is_compiled: bool = False  # by torch.compile
     ranks: str = "0"  # what --ranks is given
     quality: str = ""
 

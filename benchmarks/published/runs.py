@@ -2,6 +2,7 @@
 
     ../shared/data/published ──> rows ──> PublishedRun (a command for `windtunnel run`), or the reason why there is none
                                      └──> `python -m benchmarks.published.runs --memory`: predicted next to published peaks
+                                          (--compiled: only those of programs that torch.compile)
 
 The programs are in benchmarks/published_programs: plain training scripts for what each source trained. Nothing is
 fitted to a row: arguments come from the row, or, if it does not say, from the source's own repository at that date.
@@ -112,13 +113,14 @@ def _print_summary() -> None:
             print(f"{source:34} {count:4}  {reason}")
 
 
-def _print_memory(jobs: int, level: int, only: str) -> None:
+def _print_memory(jobs: int, level: int, only: str, is_compiled_only: bool) -> None:
     runs = [run for run in published_runs() if run.metric in MEMORY_METRICS and only in run.id + run.source]
+    if is_compiled_only:
+        runs = [run for run in runs if run.is_compiled]
     by_command: dict[tuple[object, ...], list[PublishedRun]] = defaultdict(list)
     for run in runs:
         by_command[(run.device, run.world_size, run.allocator, run.command)].append(run)
-    errors: list[float] = []
-    eager: list[float] = []
+    errors: dict[str, list[float]] = {"compiled": [], "not compiled": []}
     print(f"{'run':44} {'metric':14} {'published':>10} {'predicted':>10} {'error':>8}  notes")
     with ThreadPoolExecutor(jobs) as pool:
         groups = list(by_command.values())
@@ -130,28 +132,29 @@ def _print_memory(jobs: int, level: int, only: str) -> None:
                     print(f"{run.id:44} {run.metric:14} not run: {reason}", flush=True)
                     continue
                 error = 100 * (peaks[run.metric] / run.value - 1)
-                errors.append(abs(error))
-                if not run.is_compiled:
-                    eager.append(abs(error))
+                errors["compiled" if run.is_compiled else "not compiled"].append(abs(error))
                 print(
                     f"{run.id:44} {run.metric:14} {run.value / 2**30:6.2f} GiB {peaks[run.metric] / 2**30:6.2f} GiB "
                     f"{error:+7.1f}%  {'compiled; ' if run.is_compiled else ''}{run.notes}",
                     flush=True,
                 )
-    for name, found in (("all", errors), ("not compiled", eager)):
+    for name, found in errors.items():
         if found:
-            print(f"median error, {name}: {statistics.median(found):.1f} % of {len(found)} peaks")
+            print(
+                f"{name}: median error {statistics.median(found):.1f} %, worst {max(found):.1f} %, of {len(found)} peaks"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", action="store_true", help="predict every published peak and compare")
+    parser.add_argument("--compiled", action="store_true", help="as --memory, of programs that torch.compile")
     parser.add_argument("--level", type=int, default=1, help="2 counts workspaces")
     parser.add_argument("--only", default="", help="part of a run's id or source")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    if options.memory:
-        _print_memory(options.jobs, options.level, options.only)
+    if options.memory or options.compiled:
+        _print_memory(options.jobs, options.level, options.only, options.compiled)
     else:
         _print_summary()
 

@@ -8,6 +8,7 @@ What a row does not say is taken from the source's repository at the row's date:
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.published.row import (
@@ -50,7 +51,15 @@ _ERAS = (  # until this date, these arguments
     ("2026-01-27", ("--repeat-kv",)),
 )
 _FUSED_FROM = "2025-02-24"
-_LOSS_COMPILED_FROM = "2024-10-22"
+_BLOCKS_COMPILED_FROM = "2024-05-21"  # before, the whole model, after it was sharded
+_LOSS_COMPILED = (("2024-10-22", "2024-12-18"), ("2025-04-02", "9"))  # from, until
+_TORCHAO_DATES = {  # of torchtitan, by the version of torch: torchao's docs/source/workflows/training.md
+    "2.7.0a0": "2025-03-12", "2.9.0.dev": "2025-08-08",
+}  # fmt: skip
+_AMAX_KEPT_FROM = "2024-11-26"  # by operator-wise checkpointing, for float8
+_ABS_KEPT_UNTIL = "2025-02-06"
+_CUDNN_KEPT_FROM = "2025-12-01"  # its attention
+_CUDNN_ON_BLACKWELL_FROM = "2025-05-14"
 _LLAMAS = {  # parameters without the embedding, layers, width: for the source's flops formula
     "llama2-7b": (6607343616, 32, 4096), "llama2-13b": (12852024320, 40, 5120), "llama2-70b": (68714504192, 80, 8192),
     "llama3-8b": (7504924672, 32, 4096), "llama3-70b": (69503033344, 80, 8192),
@@ -120,8 +129,13 @@ def titan_run(row: Row) -> PublishedRun:
         "--optimizer", "fused" if date >= _FUSED_FROM else "foreach",
     )  # fmt: skip
     is_compiled = bool(config.get("compile")) and config["compile"] != "?"
+    command += (*_float8_words(row), *_also_kept(row, date))
+    if _titan_device(row).startswith("b200") and date >= _CUDNN_ON_BLACKWELL_FROM:
+        command += ("--attention", "cudnn")
     if is_compiled:
-        command += ("--compile", "--compile-loss") if date >= _LOSS_COMPILED_FROM else ("--compile",)
+        command += ("--compile", "blocks" if date >= _BLOCKS_COMPILED_FROM else "model")
+        if any(first <= date < end for first, end in _LOSS_COMPILED):
+            command += ("--compile-loss",)
     if "FSDP1" in config.get("impl", ""):
         command += ("--fsdp1",)
     if config.get("reshard_after_forward") == "always":
@@ -168,7 +182,7 @@ def _llama_of(name: str) -> str:
 
 def _refuse_other_programs(config: dict[str, Any]) -> None:
     precision = str(config.get("precision", "bf16")).lower()
-    if config.get("float8") or config.get("opt") == "float8" or not precision.startswith("bf16"):
+    if config.get("opt") == "float8" or not re.match(r"bf16|float8( |$)", precision):
         raise NotRunnable("its linear layers are torchao's, in fewer bits")
     if "sp" in config:
         raise NotRunnable("its sequence parallelism folded the batch, a plan the program does not have")
@@ -183,6 +197,32 @@ def _refuse_other_programs(config: dict[str, Any]) -> None:
         raise NotRunnable("its checkpointing is a graph pass")
     if config.get("async_tp") or config.get("tp_mode") == "async TP":
         raise NotRunnable("asynchronous tensor parallelism is inductor's")
+
+
+def _float8_words(row: Row) -> tuple[str, ...]:
+    """What multiplies in float8."""
+    config, precision = row.config, str(row.config.get("precision", "bf16"))
+    if not (config.get("float8") or precision.startswith("float8")):
+        return ()
+    if find_spec("torchao") is None:
+        raise NotRunnable("its linear layers are torchao's, which is not installed")
+    if row.notes.startswith(("step 1:", "CUDA memory usage for model")):
+        raise NotRunnable("a figure of before there were optimizer states")
+    if "rowwise" in precision:
+        recipe = "rowwise"
+    else:  # torchtitan's docs gather in float8, as torchao's do
+        is_gathered = "all-gather" in precision or config.get("float8") or row.source.startswith("torchao")
+        recipe = "tensorwise-gathered" if is_gathered else "tensorwise"
+    return "--float8", recipe
+
+
+def _also_kept(row: Row, date: str) -> tuple[str, ...]:
+    """Operators that operator-wise checkpointing kept besides products, attention and reduce-scatters."""
+    is_abs_kept = date < _ABS_KEPT_UNTIL or "abs saved" in str(row.config.get("ac"))
+    names = ("abs", "max") if is_abs_kept else ("max",)
+    if date >= _CUDNN_KEPT_FROM:
+        names += ("_scaled_dot_product_cudnn_attention",)
+    return ("--also-kept", *names) if date >= _AMAX_KEPT_FROM else ()
 
 
 def _checkpointing_of(config: dict[str, Any], model: str) -> str:
@@ -206,7 +246,7 @@ def _date_of(row: Row) -> str:
     if told:
         return told[1]
     if row.source.startswith("torchao"):
-        return "2025-04-01"
+        return _TORCHAO_DATES.get(row.config.get("torch", ""), "2025-04-01")
     month = re.search(r"_(20\d\d-\d\d)_", row.where)
     if month:
         return f"{month[1]}-01"

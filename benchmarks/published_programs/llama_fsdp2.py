@@ -3,7 +3,8 @@
 Float32 parameters sharded by fully_shard (a unit per block, bfloat16 gathered, float32 reduced), DTensor tensor
 parallelism with sequence parallel norms, selective or full activation checkpointing, AdamW, clipped gradients.
 What changed between torchtitan's versions is an option: where logits become float32, who holds them, the norm's form,
-the optimizer's form, the loss in chunks. Sources: torchtitan, models/llama/model.py and parallelisms/parallelize_llama.py.
+the optimizer's form, the loss in chunks, what is compiled. Sources: torchtitan, models/llama/model.py and
+parallelisms/parallelize_llama.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import os
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -188,9 +190,10 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
         parallelize_module(layer, mesh, plan)
 
 
-def selective_contexts():
+def selective_contexts(also_kept: list[str]):
     """Keep attention, reduce-scatters and every second matrix product; recompute the rest."""
     kept = {
+        *(getattr(torch.ops.aten, name).default for name in also_kept),
         torch.ops.aten.mm.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -208,13 +211,24 @@ def selective_contexts():
     return create_selective_checkpoint_contexts(policy)
 
 
-def apply_checkpointing(model: Llama, mode: str) -> None:
+def convert_to_float8(model: Llama, recipe: str) -> None:
+    """Linear layers but the last multiply in float8, as torchao does it."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    if recipe == "rowwise":
+        config = Float8LinearConfig.from_recipe_name(recipe)
+    else:
+        config = Float8LinearConfig(enable_fsdp_float8_all_gather=recipe == "tensorwise-gathered")
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "output")
+
+
+def apply_checkpointing(model: Llama, mode: str, also_kept: list[str]) -> None:
     for i, layer in enumerate(model.layers):
         if mode == "full" or (mode == "selective-layer" and i % 2 == 1):
             model.layers[i] = checkpoint_wrapper(layer, preserve_rng_state=False)
         elif mode == "selective-op":
             model.layers[i] = checkpoint_wrapper(
-                layer, preserve_rng_state=False, context_fn=selective_contexts
+                layer, preserve_rng_state=False, context_fn=partial(selective_contexts, also_kept)
             )
 
 
@@ -241,17 +255,19 @@ def build(args: argparse.Namespace, mesh: DeviceMesh) -> nn.Module:
         print(f"n_params {sum(p.numel() for p in model.parameters())}", flush=True)
     if args.fsdp1:
         return build_fsdp1(model, args)
+    if args.float8:
+        convert_to_float8(model, args.float8)
     if args.tp > 1:
         apply_tensor_parallel(model, mesh["tp"])
-    apply_checkpointing(model, args.ac)
-    if args.compile:
+    apply_checkpointing(model, args.ac, args.also_kept)
+    if args.compile == "blocks":
         for i, layer in enumerate(model.layers):
             model.layers[i] = torch.compile(layer, fullgraph=True)
     apply_sharding(model, mesh["dp"], args)
     model.to_empty(device="cuda")
     with torch.no_grad():
         model.init_weights()
-    return model
+    return torch.compile(model) if args.compile == "model" else model
 
 
 def build_fsdp1(model: Llama, args: argparse.Namespace) -> nn.Module:
@@ -259,7 +275,7 @@ def build_fsdp1(model: Llama, args: argparse.Namespace) -> nn.Module:
     model = model.to_empty(device="cuda")
     with torch.no_grad():
         model.init_weights()
-    apply_checkpointing(model, args.ac)
+    apply_checkpointing(model, args.ac, args.also_kept)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({type(model.layers[0])}),
@@ -300,6 +316,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argpars
         if isinstance(norm, DTensor):
             norm.full_tensor()
     optimizer.step()
+    if args.float8 == "tensorwise-gathered":
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(model)
     return loss
 
 
@@ -310,8 +330,13 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--local-batch", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--ac", choices=("none", "full", "selective-op", "selective-layer"), default="none")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", choices=("blocks", "model"), help="each block, or all after sharding")
     parser.add_argument("--compile-loss", action="store_true")
+    parser.add_argument("--float8", choices=("tensorwise", "tensorwise-gathered", "rowwise"))
+    parser.add_argument(
+        "--also-kept", nargs="*", default=[], help="operators that selective checkpointing keeps"
+    )
+    parser.add_argument("--attention", choices=("flash", "cudnn"), default="flash")
     parser.add_argument("--norm", choices=("plain", "torch"), default="torch")
     parser.add_argument("--logits", choices=("float-in-model", "float-in-loss"), default="float-in-loss")
     parser.add_argument("--hold-logits", action="store_true", help="keep the name of the logits in backward")
@@ -333,7 +358,8 @@ def main() -> None:
     args = parse()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.backends.cuda.enable_cudnn_sdp(False)  # torch at that time preferred flash attention, on Hopper too
+    # Flash attention is what it asked for, on Hopper too; later cuDNN's on Blackwell.
+    torch.backends.cuda.enable_cudnn_sdp(args.attention == "cudnn")
     world = dist.get_world_size()
     mesh = init_device_mesh("cuda", (world // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
     model = build(args, mesh)

@@ -1,13 +1,16 @@
 """Finetune all of Llama 3.2 3B on one GPU as torchtune does: python torchtune_full.py --chunked-loss --checkpointing
 
 Bfloat16 parameters and states, a packed data set (every row is full), float32 inside norms and rotary positions, a tied
-head. Options are the steps of the ladder in torchtune's README. Sources: torchtune, modules/{attention,rms_norm,
-position_embeddings,transformer}.py, modules/loss, recipes/full_finetune_single_device.py.
+head. Options are the steps of the ladder in torchtune's README. Layers are compiled one by one, under their checkpoint;
+of a loss in chunks, what computes one chunk. Sources: torchtune of November 2024, modules/{attention,rms_norm,
+position_embeddings,transformer}.py, modules/loss, training/_compile.py, recipes/full_finetune_single_device.py.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -90,15 +93,23 @@ def rotations(length: int) -> Tensor:
     return torch.stack([torch.cos(angles), torch.sin(angles)], dim=-1)
 
 
-def loss_of(logits: Tensor | list[Tensor], labels: Tensor) -> Tensor:
-    if isinstance(logits, Tensor):
-        return F.cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
-    parts = zip(logits, labels.chunk(8, dim=1), strict=True)
-    total = sum(
-        F.cross_entropy(part.reshape(-1, VOCABULARY).float(), label.reshape(-1), reduction="sum")
-        for part, label in parts
-    )
+def sum_of_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def loss_of_chunks(sum_of_losses: Callable[..., Tensor], parts: list[Tensor], labels: Tensor) -> Tensor:
+    chunks = [chunk.reshape(-1) for chunk in labels.chunk(len(parts), dim=1)]
+    flat = [part.reshape(-1, VOCABULARY) for part in parts]
+    total = sum(sum_of_losses(part, label) for part, label in zip(flat, chunks, strict=True))
     return total / labels.numel()
+
+
+def build_loss(args: argparse.Namespace) -> Callable[..., Tensor]:
+    """The recipe compiles the loss but drops the result, so only what is compiled in place runs compiled."""
+    if args.chunked_loss:
+        return partial(loss_of_chunks, torch.compile(sum_of_losses) if args.compile else sum_of_losses)
+    cross_entropy = nn.CrossEntropyLoss()
+    return lambda logits, labels: cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
 
 
 def optimize_in_backward(model: nn.Module) -> None:
@@ -140,7 +151,7 @@ def main() -> None:
     if args.compile:
         for layer in model.layers:
             layer.compile()
-    loss_fn = torch.compile(loss_of) if args.compile else loss_of
+    loss_fn = build_loss(args)
     cache = rotations(args.seq_len)
     for step in range(args.steps):
         data = torch.randint(0, VOCABULARY, (args.batch, args.seq_len + 1))

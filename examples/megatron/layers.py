@@ -23,10 +23,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-try:  # in a dry run, experts' token counts are not known: see balance_experts
-    from windtunnel import is_dry_run, mock
+try:
+    from windtunnel import is_dry_run
 except ImportError:
-    is_dry_run = mock = None
+    is_dry_run = None
 try:
     import torch_npu
 except ImportError:
@@ -39,7 +39,7 @@ except ImportError:
 if not hasattr(moe_utils, "te_general_gemm"):  # Megatron-core 0.16 requires it without Transformer Engine too
     moe_utils.te_general_gemm = None
 
-__all__ = ["balance_experts", "install_rotary", "layer_spec"]
+__all__ = ["install_rotary", "layer_spec", "shorten_sinkhorn"]
 
 _COMPRESSED = 2048  # side of the causal mask that serves any length (sparse_mode 2)
 
@@ -190,21 +190,7 @@ def _rotate(
     return rotated if rest.shape[-1] == 0 else torch.cat((rotated, rest), dim=-1)
 
 
-def balance_experts(model: torch.nn.Module) -> None:
-    """In a dry run, let every expert get the same number of tokens; in training nothing changes."""
-    if mock is None or not is_dry_run():
-        return
-    router.sinkhorn = partial(
-        moe_utils.sinkhorn, tol=1e8
-    )  # iterates until values converge: one pass is enough here
-    for module in model.modules():
-        if isinstance(module, router.TopKRouter):
-            module.register_forward_hook(_route_evenly)
-
-
-def _route_evenly(module: Any, _: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    probabilities, routing_map = output
-    n_tokens, n_experts = routing_map.shape
-    first = torch.arange(n_tokens, device=routing_map.device).unsqueeze(1) * module.topk
-    chosen = (torch.arange(n_experts, device=routing_map.device) - first) % n_experts < module.topk
-    return probabilities, mock(chosen, routing_map)
+def shorten_sinkhorn() -> None:
+    """In a dry run, one pass: sinkhorn iterates until values converge, and there are none."""
+    if is_dry_run is not None and is_dry_run():
+        router.sinkhorn = partial(moe_utils.sinkhorn, tol=1e8)

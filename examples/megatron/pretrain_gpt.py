@@ -22,7 +22,7 @@ from ascend import IS_NPU  # before Megatron-core is imported  # isort: skip
 import megatron.core.optimizer
 from arguments import parse_arguments, refuse
 from configs import ddp_config, optimizer_config, transformer_config
-from layers import balance_experts, install_rotary, layer_spec
+from layers import install_rotary, layer_spec, shorten_sinkhorn
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.enums import ModelType
@@ -40,6 +40,7 @@ def main() -> None:
     args = parse_arguments()
     start_parallel(args)
     install_rotary(args)
+    shorten_sinkhorn()
     use_fused_kernels()
     chunks = build_model(args)
     optimizer = get_megatron_optimizer(optimizer_config(args), chunks)
@@ -127,8 +128,6 @@ def build_model(args: Namespace) -> list[DistributedDataParallel]:
             vp_stage=vp_stage,
         )
         model.model_type = ModelType.encoder_or_decoder
-        if args.num_experts:
-            balance_experts(model)
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         model = model.cuda(torch.cuda.current_device())

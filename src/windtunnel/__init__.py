@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from windtunnel.dryrun import dry_run
-    from windtunnel.mocking import is_dry_run, mock
+    from windtunnel.mocking import is_dry_run, mock, phase
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "dry_run", "is_dry_run", "mock"]
+__all__ = ["__version__", "dry_run", "is_dry_run", "mock", "phase"]
 
-_DOORS = {"dry_run": "windtunnel.dryrun", "is_dry_run": "windtunnel.mocking", "mock": "windtunnel.mocking"}
+_DOORS = {
+    "dry_run": "windtunnel.dryrun",
+    "is_dry_run": "windtunnel.mocking",
+    "mock": "windtunnel.mocking",
+    "phase": "windtunnel.mocking",
+}
 
 
 if not TYPE_CHECKING:  # or a type checker would accept any name

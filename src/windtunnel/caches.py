@@ -1,4 +1,4 @@
-"""The folder where windtunnel caches what later runs reuse: measured operators, MindSpore's loader stubs."""
+"""The folder where windtunnel caches what later runs reuse: measured operators, compiled graphs, MindSpore's loader stubs."""
 
 from __future__ import annotations
 

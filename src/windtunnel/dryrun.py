@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.capture.routing import routing_of
 from windtunnel.capture.script_check import check_script
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_DEVICE, find_device
@@ -48,6 +49,7 @@ def dry_run(
     tokens_per_step: int | None = None,
     out: str | os.PathLike[str] | None = None,
     network_access: bool = False,
+    routing: str = "balanced",
 ) -> RunResult:
     """Dry-run a function or a script and return the contents of report.json. Prints nothing.
 
@@ -80,6 +82,7 @@ def dry_run(
         network=network,
         tokens_per_step=tokens_per_step,
         is_network_allowed=network_access,
+        routing=routing_of(routing),
     )
     check_request(request)
     if callable(fn_or_script) and ranks is not None:

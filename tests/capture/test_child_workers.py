@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from windtunnel.capture.child_workers import ChildWorkers
+from windtunnel.capture.child_workers import ChildWorkers, _is_rank_of_job
 
 PYTHON = sys.executable
 
@@ -80,3 +80,15 @@ def test_a_rank_among_the_options_makes_a_worker(workers, options):
 def test_a_launcher_starts_workers(workers, words):
     assert workers._is_worker(words, None)
     assert "the script starts its workers itself, with `" in workers.sentence()
+
+
+def _train(rank, device):
+    """As a module of its own has it: no word of it names a device."""
+
+
+@pytest.mark.parametrize(
+    ("device", "is_rank"), [("cuda", True), ("npu:1", True), ("cpu", False), ("out", False)]
+)
+def test_a_function_that_is_given_a_rank_and_an_accelerator_is_a_rank(monkeypatch, device, is_rank):
+    monkeypatch.setattr("linecache.getlines", lambda name: ["def train(rank, device): ...\n"])
+    assert _is_rank_of_job(_train, (0, device)) is is_rank

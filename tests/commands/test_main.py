@@ -33,7 +33,7 @@ OPTIONS = {
         "--advise", "--allocator", "--batch-factor", "--checkpoint", "--chunk-loss", "--device", "--executor",
         "--force", "--framework", "--isolation", "--jobs", "--json", "--keep-files", "--level", "--library-buffers",
         "--measure", "--memory-tracker", "--network", "--network-access", "--nnodes", "--no-advise", "--no-html",
-        "--nproc-per-node", "--out", "--rank", "--ranks", "--snapshot", "--steps", "--tokens-per-step",
+        "--nproc-per-node", "--out", "--rank", "--ranks", "--routing", "--snapshot", "--steps", "--tokens-per-step",
         "--trace-ranks", "--verbose", "--workspace", "--world-size", "-m", "-v", "script", "arguments",
     ],
     "remat": [

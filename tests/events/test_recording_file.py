@@ -36,6 +36,7 @@ from windtunnel.events.model import (
     ModuleEnter,
     ModuleExit,
     Op,
+    Part,
     Phase,
     RecordStream,
     Resize,
@@ -84,6 +85,7 @@ EVENTS = {
     Return: st.builds(Return, ids, storages, storages),
     BackwardEnd: st.builds(BackwardEnd),
     Resize: st.builds(Resize, ids, ids),
+    Part: st.builds(Part, names),
 }
 specs = st.builds(
     TensorSpec, st.lists(ids, max_size=4).map(tuple), st.lists(ids, max_size=4).map(tuple), st.text()
@@ -267,6 +269,7 @@ def _one_of_each():
         Return(8, (3,), (9,)),
         BackwardEnd(),
         Resize(12, 3),
+        Part(0),
         EventRecord(4, 1),
         EventWait(4, -1),
     ]

@@ -29,6 +29,7 @@ from windtunnel.events.model import (
 )
 from windtunnel.memory.allocation_labels import number_rows
 from windtunnel.memory.allocators.interface import Allocator
+from windtunnel.memory.attribution import ROLES
 from windtunnel.memory.peak import replay
 from windtunnel.memory.tape import tape_of
 from windtunnel.memory.thin_curve import outline
@@ -45,7 +46,7 @@ def training(tmp_path):
 def at_row(detail, row):
     """Bytes by role right after a row: the allocations that live, and the rest."""
     lives = (detail.born <= row) & (detail.freed > row)
-    held = np.zeros(8, np.int64)
+    held = np.zeros(len(ROLES), np.int64)
     np.add.at(held, detail.labels.role[detail.label[lives]], detail.n_bytes[lives])
     if detail.rest is not None:
         point = np.searchsorted(detail.rest.row, row, side="right") - 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from windtunnel.isolation.file_changes import FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
-from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.memory.attribution import ROLES, LiveTensors, ModuleShare, RoleBytes
 from windtunnel.report.results.run import DeviceResult, RankResult, RunResult, UnknownValue
 from windtunnel.units import GIB
 
@@ -33,7 +33,7 @@ FILES = Files(
 
 def timeline(points=6, peak=60 * GIB):
     live = np.linspace(0, peak, points).astype(np.int64)
-    by_role = np.zeros((points, 8), np.int64)
+    by_role = np.zeros((points, len(ROLES)), np.int64)
     by_role[:, 0], by_role[:, 3] = live // 4, live - live // 4
     step = 1 + np.arange(points) * 3 // points
     return Timeline(np.arange(points) * 100, step, live, live + live // 8, by_role)

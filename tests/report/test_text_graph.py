@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.report.runs import timeline
 from windtunnel.memory.analysis import Timeline
+from windtunnel.memory.attribution import ROLES
 from windtunnel.report.text_graph import ASCII, UNICODE, draw_memory
 from windtunnel.units import GIB
 
@@ -13,7 +14,9 @@ from windtunnel.units import GIB
 def _flat(events, live, reserved=None):
     live = np.array(live)
     reserved = live if reserved is None else np.array(reserved)
-    return Timeline(np.array(events), np.ones(len(live), int), live, reserved, np.zeros((len(live), 8), int))
+    return Timeline(
+        np.array(events), np.ones(len(live), int), live, reserved, np.zeros((len(live), len(ROLES)), int)
+    )
 
 
 def test_columns_rise_with_the_live_bytes():

@@ -31,6 +31,7 @@ _RANKS = (
 )  # fmt: skip
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _RANK_OPTION = re.compile(r"--?(local[-_])?rank(=\d+)?")
+_ACCELERATOR = re.compile(r"(cuda|npu)(:\d+)?")
 _JOB_WORDS = re.compile(r"\b(init_process_group|set_device|cuda|npu|communication\.init|init\(\))")
 
 
@@ -192,6 +193,8 @@ def _is_rank_of_job(target: Any, args: Sequence[Any]) -> bool:
     module = getattr(target, "__module__", "") or ""
     if module.startswith(("torch.", "multiprocessing.", "mindspore.", "concurrent.")):
         return False
+    if any(_ACCELERATOR.fullmatch(str(arg)) for arg in args if type(arg).__name__ in ("device", "str")):
+        return True
     code = getattr(target, "__code__", None)
     lines = linecache.getlines(code.co_filename) if code is not None else []
     return _JOB_WORDS.search("".join(lines)) is not None

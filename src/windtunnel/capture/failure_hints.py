@@ -24,6 +24,8 @@ _FEATURES = (
     "with the layer's input size ({wants})"
 )
 
+_ONLY_HERE = "; the script is not at fault: on the device it runs"
+
 # (a pattern, a sentence that its named groups fill)
 _RULES: tuple[tuple[str, str], ...] = (
     # -- sizes of data and model
@@ -283,8 +285,50 @@ _RULES: tuple[tuple[str, str], ...] = (
         "the operator {a} has no shape rule: register one with torch.library.register_fake('{a}')",
     ),
     (
+        r"Could not run '(?P<a>[\w:.]+)' with arguments from the '(?:Autograd)?(?:PrivateUse1|simulated|npu)' backend",
+        "the operator {a} has no simulated kernel: register its shapes with torch.library.register_fake('{a}')"
+        + _ONLY_HERE,
+    ),
+    (
+        r"libcuda\.so|libcudart|Found no NVIDIA driver|active drivers \(\[\]\)",
+        "the script, or a package it imports, asks the driver of the device directly, which a dry run does not have"
+        + _ONLY_HERE,
+    ),
+    (
+        r"CUDA_HOME environment variable is not set|Error building extension",
+        "the script compiles an extension for the device, and the compiler for it is not here: use a wheel of the package,"
+        " or its plain PyTorch code" + _ONLY_HERE,
+    ),
+    (
         r"EOF when reading a line",
         "the script waits for input, which a dry run does not have: pass it as an argument or in a file",
+    ),
+    (r"(?P<a>a library outside torch asked for the memory of a simulated tensor.*)", "{a}"),
+    (
+        r"libcuda\.so|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|cudaErrorInsufficientDriver|no CUDA-capable device|"
+        r"CUDA driver version is insufficient|CUDA_ERROR_NOT_INITIALIZED",
+        "the script calls the CUDA driver past torch (cuda-python, CuPy, Numba, …), and a dry run has none: guard it with "
+        "`if not windtunnel.is_dry_run():`, or make it an operator with torch.library.custom_op and register_fake",
+    ),
+    (
+        r"CUDA_HOME environment variable is not set|No such file or directory: '\S*nvcc'",
+        "the script compiles a CUDA extension, which needs CUDA's compiler; a dry run needs only its operators: register "
+        "them with torch.library.custom_op and register_fake, or guard the call with `if not windtunnel.is_dry_run():`",
+    ),
+    (
+        r"No module named '(?P<a>apex|flash_attn_3|flash_attn_interface|xformers)\b",
+        "the script needs {a}, which is not installed in this Python: WINDTUNNEL_WITH={a} simulates it for libraries too",
+    ),
+    (
+        r"(?P<a>persist_layer_norm|[Ss]equence parallel) not supported by torch LayerNorm",
+        "Megatron-core's local layers take Apex's layer norm for {a}, and Apex is not installed in this Python: "
+        "WINDTUNNEL_WITH=apex simulates it",
+    ),
+    (
+        r"No module named '(?P<a>mamba_ssm|causal_conv1d)\b",
+        "the script needs {a}, whose Python must be installed; its kernels are simulated, so without them is enough: "
+        "MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation mamba-ssm "
+        "causal-conv1d",
     ),
     (
         r"No module named '(?P<a>.+?)'",

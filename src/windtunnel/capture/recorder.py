@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
+from typing import Any
 
-from windtunnel.capture.values_set_by_user import values_set_by_user
+from windtunnel.capture.failure_causes import Place, cause_of
+from windtunnel.capture.values_set_by_user import VARIABLE, values_set_by_user
+from windtunnel.capture.waiting_loops import Waiting, WaitingLoops
 from windtunnel.events.file import FLUSH_EVERY, RecordingWriter
 from windtunnel.events.model import NO_NAME, Kind, Phase, Role
 
@@ -25,7 +29,17 @@ _MOST_READS = (
     100_000  # of unknown values by one line in one step; the environment variable below overrides it
 )
 _MOST_READS_VARIABLE = "WINDTUNNEL_MOST_READS"
+_PATIENCE = (
+    10_000  # reads of one line in one step after which one of them is 0, if the loop around it cannot be read
+)
+_LOOK_FROM, _LOOK_EVERY, _LOOK_FOR = (
+    200,
+    128,
+    32,
+)  # reads of one line: when, and how long, its loop is looked at
+_STACK, _MOST_CAUSES = 10, 50  # lines kept of each read; reads that a failure is traced to
 _MANY_READS = 100  # enough to suspect an endless loop when the user interrupts the program
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep  # enum.py is nobody's own line
 _OP, _ALLOC, _FREE, _CALL, _RETURN = map(int, (Kind.OP, Kind.ALLOC, Kind.FREE, Kind.CALL, Kind.RETURN))
 
 
@@ -43,6 +57,9 @@ class UnknownValue:
     count: int = 0
     step: int = 0  # in which it was last read
     count_in_step: int = 0
+    is_read: bool = False  # as a number, which the user can set for the line
+    order: int = 0  # of its last read among all reads
+    stack: tuple[Place, ...] = ()  # of its last read, from the line that read outwards
 
 
 @dataclass
@@ -64,10 +81,14 @@ class Recorder:
     )
     unknown_values: dict[tuple[str, str], UnknownValue] = field(default_factory=dict)
     last_unknown: UnknownValue | None = None
+    n_reads: int = 0  # of unknown values
     most_reads: int = field(default_factory=lambda: _most_reads())
     assumed: dict[str, float] = field(
         default_factory=values_set_by_user
     )  # line -> what it reads, set by the user
+    routers: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # line -> experts, and how many each token chooses, where the routing of the run decided a value
     notices: dict[str, int] = field(default_factory=dict)  # a sentence for the user -> how often it applied
     on_step: Callable[[int], None] | None = None
     futures: dict[int, tuple[int, ...]] = field(
@@ -77,6 +98,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.rows = self.writer.rows
+        self.loops = WaitingLoops(self.is_framework)
         self._frame_cache: dict[tuple[int, int], int] = {}
         self._is_ours: dict[str, bool] = {}
         self._codes: list[CodeType] = []
@@ -188,11 +210,41 @@ class Recorder:
 
     # -- unknown values -----------------------------------------------------------------------------------
 
-    def read_unknown(self, what: str, value: float | complex) -> UnknownValue:
-        """Note a read as below; its value is the given default, or what the user set for the line."""
-        if self.assumed:
-            value = type(value)(self.assumed.get(self.user_line(), value))  # type: ignore[arg-type]  # a number
-        return self.note_unknown(what, value)
+    def read_unknown(self, what: str, value: Any) -> Any:
+        """Note a read as below. Its value is the given default, what the user set for the line, or 0 to end a loop."""
+        is_set = bool(self.assumed) and self.user_line() in self.assumed
+        if is_set:
+            value = type(value)(self.assumed[self.user_line()])
+        unknown = self.note_unknown(what, value)
+        unknown.is_read = True
+        if unknown.count >= _LOOK_FROM and unknown.count % _LOOK_EVERY < _LOOK_FOR:
+            waiting = self.loops.look(unknown.where, sys._getframe(1))
+            if waiting is not None:
+                self._end_waiting(unknown, waiting, is_set)
+                return type(value)(0)
+        if unknown.count_in_step % _PATIENCE == 0:
+            # `while error > tolerance:` would never end: reading an unknown value again does not change it.
+            self.notice(
+                f"{unknown.where} read an unknown value {_PATIENCE:,} times in one step, which looks like a loop that waits"
+                " for it: it read as 0 (False) once, so that the loop ends; windtunnel.mock can set it"
+            )
+            return type(value)(0)
+        return value
+
+    def _end_waiting(self, unknown: UnknownValue, waiting: Waiting, is_set: bool) -> None:
+        """Let a loop that waits for a value read 0 once; stop the program if that does not end it."""
+        loop = f"the loop at {short_path(waiting.file)}:{waiting.line}"
+        advice = f'{VARIABLE}="{unknown.where}=NUMBER" or windtunnel.mock'
+        if waiting.is_again or is_set:
+            raise EndlessLoop(
+                f"{unknown.where} has read a value that a simulated device cannot know {unknown.count:,} times, each time as"
+                f" {unknown.value!r}{'' if is_set else ' and then as 0'}, and {loop} ends by nothing else: set a value that"
+                f" ends it with {advice}"
+            )
+        self.notice(
+            f"{unknown.where} reads a value that a simulated device cannot know, and {loop} ends by nothing else: after"
+            f" {unknown.count:,} reads it read as 0 (False) once, so that the loop ends; {advice} can set it"
+        )
 
     def note_unknown(self, what: str, value: object) -> UnknownValue:
         """Note that the program read a value that does not exist, and on which line."""
@@ -205,6 +257,8 @@ class Recorder:
         if unknown.step != self.n_steps:
             unknown.step, unknown.count_in_step = self.n_steps, 0
         unknown.count_in_step += 1
+        self.n_reads += 1
+        unknown.order, unknown.stack = self.n_reads, self._user_stack()
         self.last_unknown = unknown
         if unknown.count_in_step >= self.most_reads:
             raise EndlessLoop(
@@ -213,6 +267,20 @@ class Recorder:
                 f" windtunnel.mock, or set {_MOST_READS_VARIABLE} to a larger number if the script needs so many reads"
             )
         return unknown
+
+    def cause_of(self, error: BaseException) -> UnknownValue | None:
+        """The unknown value that an exception of the program rests on, if its source shows one."""
+        latest = sorted(self.unknown_values.values(), key=lambda unknown: -unknown.order)[:_MOST_CAUSES]
+        found = cause_of(error, [unknown.stack for unknown in latest])
+        return None if found is None else latest[found]
+
+    def note_router(self, where: str, n_experts: int, n_chosen: int, is_covered: bool) -> None:
+        """Note that the program read which experts a router on this line chose."""
+        self.routers[where] = (n_experts, n_chosen)
+        if not is_covered:
+            self.notice(
+                f"the file given to --routing says nothing about {where}, which chooses among {n_experts:,}: it is balanced"
+            )
 
     def notice_loop(self) -> None:
         """The user interrupted the program: add a notice if it was probably waiting for an unknown value."""
@@ -239,6 +307,15 @@ class Recorder:
                 return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back
         return "(no Python line)"
+
+    def _user_stack(self) -> tuple[Place, ...]:
+        found: list[Place] = []
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and len(found) < _STACK:
+            if not self.is_framework(frame.f_code.co_filename):
+                found.append(Place(frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return tuple(found)
 
     def frame_here(self) -> int:
         """Intern the innermost line outside torch and windtunnel (or the whole stack, if requested)."""
@@ -281,12 +358,13 @@ class Recorder:
         known = self._is_ours.get(filename)
         if known is None:
             parts = filename.replace("\\", "/").split("/")
-            inside = parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else ""
+            is_installed = "site-packages" in parts[:-1]
+            inside = parts[parts.index("site-packages") + 1] if is_installed else ""
             known = (
                 inside in _ROOT_OF_FRAMEWORKS
                 or filename.startswith("<")
                 or "/windtunnel/capture/" in filename.replace("\\", "/")
-                or filename.endswith(("runpy.py", "threading.py", "contextlib.py", "functools.py"))
+                or (filename.startswith(_STANDARD_LIBRARY) and not is_installed)
             )
             self._is_ours[filename] = known
         return known

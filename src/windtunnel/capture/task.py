@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from windtunnel.capture.routing import Routing
 from windtunnel.devices import DeviceProfile
 
 __all__ = ["RankTask"]
@@ -34,7 +36,9 @@ class RankTask:
     checkpointed: tuple[str, ...] = ()  # what-if: paths of modules to run under activation checkpointing
     batch_factor: float = 1.0  # what-if: scales the batch size of every DataLoader
     loss_chunks: int = 1  # what-if: the last projection and the cross-entropy run in this many chunks
+    routing: dict[str, Any] = field(default_factory=lambda: Routing().as_fields())
     variables: dict[str, str] = field(default_factory=dict)  # what the job's launcher sets for this worker
+    job_began: float = 0.0  # seconds since the epoch, before any rank of the job ran
 
     @property
     def recording_path(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel.cluster.program import Lane, LaneKind, StepProgram, Work
+from windtunnel.pool_streams import FIRST_POOL_STREAM
 
 __all__ = ["lanes_of"]
 
@@ -26,7 +27,8 @@ def lanes_of(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np
             streams[number] = len(lanes)
             if not program.is_synchronous:
                 lane[is_kernel & (program.stream == number)] = len(lanes)
-            lanes.append(Lane(LaneKind.STREAM, f"stream {number}", number))
+            name = "CUDA graphs" if number >= FIRST_POOL_STREAM else f"stream {number}"
+            lanes.append(Lane(LaneKind.STREAM, name, number))
     channels: dict[tuple[int, ...], int] = {}
     for i in np.flatnonzero(np.isin(program.work, _COMMUNICATION)).tolist():
         group, work = int(program.group[i]), int(program.work[i])

@@ -276,6 +276,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     options.workspace = options.network = options.tokens_per_step = options.trace_ranks = None
     options.isolation, options.keep_files = "auto", None
     options.checkpoint, options.batch_factor, options.chunk_loss, options.advise = [], 1.0, 1, False
+    options.routing = "balanced"
     request = read_request(options)
     return replace(request, is_recording_saves=True, writes_blocks=False, ranks=(request.ranks or (0,))[:1])
 

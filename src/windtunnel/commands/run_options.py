@@ -56,6 +56,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         help="ranks to simulate: auto (default: one representative of each kind of work), all, or a list such as 0,3,8-15",
     )
     add("--steps", type=int, metavar="N", help="stop cleanly after N optimizer steps")
+    add("--routing", default="balanced", metavar="HOW",
+        help="which experts tokens go to: balanced (default), zipf:1.2, worst, or a JSON file (docs/experts.md)")  # fmt: skip
 
 
 def _add_memory(add: Add) -> None:

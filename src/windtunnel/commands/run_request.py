@@ -13,6 +13,7 @@ from pathlib import Path
 from windtunnel.capture.framework_choice import FRAMEWORKS, framework_of
 from windtunnel.capture.launcher_names import LAUNCHERS, MODULES
 from windtunnel.capture.path_patterns import split_patterns
+from windtunnel.capture.routing import routing_of
 from windtunnel.capture.script_check import check_module, check_script
 from windtunnel.capture.values_set_by_user import values_set_by_user
 from windtunnel.commands.run_options import misplaced_options
@@ -124,6 +125,7 @@ def read_request(args: argparse.Namespace, start: Launch | Handed | None = None)
         checkpointed=tuple(pattern for text in args.checkpoint for pattern in split_patterns(text)),
         batch_factor=args.batch_factor,
         loss_chunks=args.chunk_loss,
+        routing=routing_of(args.routing),
         is_advising=args.advise,
         device_option=args.device or "",
         launch=launch if is_launched_by else None,

@@ -42,6 +42,7 @@ from windtunnel.events.model import (
     ModuleEnter,
     ModuleExit,
     Op,
+    Part,
     Phase,
     Recording,
     RecordStream,
@@ -406,6 +407,8 @@ def row_of(event: Event) -> Row:
             )  # fmt: skip
         case BackwardEnd():
             return _row(Kind.BACKWARD_END)
+        case Part():
+            return _row(Kind.PART, event.name)
         case Resize():
             return _row(Kind.RESIZE, event.storage, event.was)
         case Return():

@@ -75,8 +75,31 @@ def _check_description(description: Any, what: str) -> None:
         raise _Wrong(f"the compiled modules in its {what} are not names")
     if not all(isinstance(pair, list) and all(map(_is_text, pair)) for pair in functions):
         raise _Wrong(f"the compiled functions in its {what} are not names")
+    if not _is_routing(description.get("routing")):
+        raise _Wrong(f"the routing in its {what} is not a policy with lines")
     if not _are_compilations(compiled.get("compiler") or {}):
         raise _Wrong(f"the compilations in its {what} are not counts and lines")
+
+
+def _is_routing(routing: Any) -> bool:
+    if routing is None:
+        return True
+    if not isinstance(routing, dict) or routing.keys() != {"policy", "routers"}:
+        return False
+    routers = routing["routers"]
+    return (
+        _is_text(routing["policy"])
+        and isinstance(routers, list)
+        and bool(routers)
+        and all(
+            isinstance(router, dict)
+            and router.keys() == {"where", "experts", "chosen"}
+            and _is_text(router["where"])
+            and _is_whole(router["experts"], 1, _LARGEST_ID)
+            and _is_whole(router["chosen"], 1, _LARGEST_ID)
+            for router in routers
+        )
+    )
 
 
 def _are_compilations(compiler: Any) -> bool:
@@ -147,6 +170,7 @@ def _check_rows(recording: Recording) -> None:
     _within("operator", value[np.isin(kind, _WITH_SIGNATURE)], 0, len(recording.signatures) - 1)
     _within("name", value[np.isin(kind, _WITH_NAME)], -1, n_names - 1)
     _within("module", subject[np.isin(kind, _OF_MODULE)], -1, n_names - 1)
+    _within("name", subject[kind == Kind.PART], -1, n_names - 1)
     _within("size", value[kind == Kind.ALLOC], 0, _LARGEST_SIZE)
     for _, storages in (recording.inputs, recording.outputs):
         _within("storage", storages, -1, _LARGEST_ID)

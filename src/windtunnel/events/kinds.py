@@ -38,6 +38,7 @@ class Kind(IntEnum):
     RESIZE = 21
     EVENT_RECORD = 22
     EVENT_WAIT = 23
+    PART = 24
 
 
 class Phase(IntEnum):
@@ -70,3 +71,5 @@ class Role(IntEnum):
     TEMPORARY = 6
     WORKSPACE = 7
     COMMUNICATION = 8
+    FROZEN = 9  # a weight that needs no gradient
+    COPY = 10  # of a weight, kept by the program: an exponential moving average, an old policy

@@ -20,7 +20,7 @@ from windtunnel.events.kinds import CallFlag, Kind, Phase, Role
 __all__ = [
     "COLUMNS", "CONSTANT", "NO_NAME", "Alloc", "BackwardEnd", "Build", "Call", "CallFlag", "Collective", "EmptyCache",
     "Event", "EventRecord", "EventWait", "Frame", "Free", "Group", "Kind", "Load", "Mark", "ModuleEnter",
-    "ModuleExit", "Op", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
+    "ModuleExit", "Op", "Part", "Phase", "RecordStream", "Recording", "Resize", "Return", "Role", "Save", "Signature",
     "Step", "Sync", "TensorSpec", "Unsave", "Wait",
 ]  # fmt: skip
 
@@ -277,9 +277,17 @@ class Resize:
     was: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Another part of a training step began: a rollout, a reference's or a reward's forward pass, the update."""
+
+    name: int  # an index into `Recording.names`
+
+
 Event = (
     Op | Alloc | Free | Mark | RecordStream | Sync | EmptyCache | ModuleEnter | ModuleExit | Step | Build
     | Group | Collective | Wait | Save | Load | Unsave | Call | Return | BackwardEnd | Resize | EventRecord | EventWait
+    | Part
 )  # fmt: skip
 
 # Column name -> numpy type. `subject` and `value` depend on the kind:
@@ -287,7 +295,7 @@ Event = (
 #   MODULE_* module, - | STEP number, - | SYNC -, - | BUILD module, microseconds | GROUP id, name
 #   COLLECTIVE id, signature | WAIT collective, - | SAVE handle, storage | LOAD handle, storage | UNSAVE handle, -
 #   CALL id, signature | RETURN id of the call, - | BACKWARD_END -, - | RESIZE storage, its number before
-#   EVENT_* event, -
+#   EVENT_* event, - | PART name, -
 # `extra` is the op id of an ALLOC (-1: none) and the group of a COLLECTIVE; 1 for a LOAD whose storage was made for
 # it, for a SAVE of the result of the operator that saves, for a SYNC that reads a value and for the MODULE_* rows around a
 # recomputation; the flags of a CALL. `role` is set for ALLOC and MARK; for a COLLECTIVE it is 1 if the program holds a
@@ -394,6 +402,8 @@ class Recording:
                 return Call(subject, value, read, CallFlag(extra), module, Phase(phase))
             case Kind.BACKWARD_END:
                 return BackwardEnd()
+            case Kind.PART:
+                return Part(subject)
             case Kind.RESIZE:
                 return Resize(subject, value)
             case Kind.RETURN:

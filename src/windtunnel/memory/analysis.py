@@ -26,6 +26,7 @@ from windtunnel.memory.attribution import (
 from windtunnel.memory.lifetime import Lifetimes, steps_of
 from windtunnel.memory.peak import LimitedReplay, Replay, replay_limited
 from windtunnel.memory.recorded_memory import RecordedMemory
+from windtunnel.memory.step_parts import PartMemory, memory_of_parts
 from windtunnel.memory.tape import AllocationTape, TapeKind
 from windtunnel.memory.thin_curve import outline
 
@@ -86,6 +87,7 @@ class RankMemory:
     fits: bool
     n_retries: int  # times the cache had to be released to fit
     out_of_memory: OutOfMemory | None
+    parts: tuple[PartMemory, ...]  # of a step, if it has parts that are not the update
     is_complete: bool  # False: the program was killed and this is what it did until then
 
 
@@ -126,6 +128,7 @@ def analyse_memory(recorded: RecordedMemory, usable_bytes: int | None = None, de
         fits=failure is None,
         n_retries=limited.n_retries,
         out_of_memory=failure,
+        parts=memory_of_parts(recording, tape, played),
         is_complete=recording.is_complete,
     )
 

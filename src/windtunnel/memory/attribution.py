@@ -24,7 +24,7 @@ __all__ = [
 
 # name, op, module, role, shape, dtype, where: two tensors with the same one are grouped
 _Description = tuple[str, str, str, str, tuple[int, ...] | None, str, str]
-_PARAMETER_ROLES = (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER)
+_PARAMETER_ROLES = (Role.WEIGHT, Role.FROZEN, Role.GRADIENT, Role.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,13 @@ class RoleBytes:
     temporary: int = 0
     workspace: int = 0
     communication: int = 0
+    frozen: int = 0  # weights that need no gradient
+    copies: int = 0  # of weights
+
+    @property
+    def states(self) -> int:
+        """What lives as long as the model: what sharding divides."""
+        return self.weights + self.frozen + self.gradients + self.optimizer
 
     def total(self) -> int:
         return sum(n_bytes for _, n_bytes in self.items())
@@ -50,7 +57,7 @@ class RoleBytes:
 # In the order of RoleBytes' fields.
 ROLES = (
     Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER, Role.ACTIVATION, Role.INPUT, Role.TEMPORARY, Role.WORKSPACE,
-    Role.COMMUNICATION,
+    Role.COMMUNICATION, Role.FROZEN, Role.COPY,
 )  # fmt: skip
 ROLE_NAMES = {role: field.name for role, field in zip(ROLES, fields(RoleBytes), strict=True)}
 

@@ -18,6 +18,8 @@ from windtunnel.memory.inferred_roles import NEVER, infer_roles
 
 __all__ = ["ALIVE", "Lifetimes", "lifetimes_of", "steps_of"]
 
+_CLONES = ("aten.clone.default", "aten._to_copy.default", "aten.copy_.default")
+_WEIGHTS = (int(Role.WEIGHT), int(Role.FROZEN))
 ALIVE = -1  # `death` (the row of the free) of a storage that was never freed
 
 
@@ -68,7 +70,9 @@ def lifetimes_of(recording: Recording) -> Lifetimes:
     phase = columns["phase"][birth].copy()
     frame = columns["frame"][birth]
     phase[is_on_recomputed_stack(recording.frames, frame) & (phase == Phase.BACKWARD)] = Phase.FORWARD
-    role = infer_roles(role, phase, birth, death, columns)
+    settled = infer_roles(role, phase, birth, death, columns)
+    settled[_copies_of_weights(recording, storage, settled, role, birth, death, op_row)] = Role.COPY
+    role = settled
     return Lifetimes(
         storage, columns["value"][birth], birth, np.where(death == NEVER, ALIVE, death), role, name,
         columns["module"][birth], phase, op, signature, op_row, columns["device"][birth],
@@ -93,6 +97,28 @@ def steps_of(recording: Recording, rows: np.ndarray) -> np.ndarray:
     numbers = recording.columns["subject"][ends]
     numbers = np.append(numbers, numbers[-1] + int(begins_again.any()))
     return numbers[np.searchsorted(ends, rows, side="left")]
+
+
+def _copies_of_weights(
+    recording: Recording,
+    storage: np.ndarray,
+    settled: np.ndarray,
+    role: np.ndarray,
+    birth: np.ndarray,
+    death: np.ndarray,
+    op_row: np.ndarray,
+) -> np.ndarray:
+    """Which allocations are clones of weights that the program keeps over an optimizer step: averages, old policies."""
+    is_clone = np.array([s.name in _CLONES for s in recording.signatures], bool)
+    ends = np.append(np.flatnonzero(recording.columns["kind"] == Kind.STEP), NEVER)
+    stays = (role == Role.UNKNOWN) & (op_row >= 0) & (ends[np.searchsorted(ends, birth)] < death)
+    found = np.flatnonzero(stays)
+    found = found[is_clone[recording.columns["value"][op_row[found]]]]
+    weights = np.unique(storage[np.isin(settled, _WEIGHTS)])
+    offsets, ids = recording.inputs
+    first = offsets[op_row[found]]
+    found, first = found[first < len(ids)], first[first < len(ids)]
+    return found[np.isin(ids[first], weights)]
 
 
 def _deaths(kind: np.ndarray, subject: np.ndarray, birth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

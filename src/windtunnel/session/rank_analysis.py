@@ -41,6 +41,8 @@ from windtunnel.report.results.run import (
     CompilerNote,
     DeviceResult,
     RankResult,
+    Router,
+    RoutingResult,
     UnknownValue,
     build_times,
     rank_result,
@@ -128,8 +130,10 @@ def analyse_rank(request: RunRequest, task: RankTask, code: int) -> RankAnalysis
             for u in outcome.get("unknown_values", ())
         ),
         compiled=_compiled_code(outcome),
+        routing=_routing(outcome),
         notes=(
             *result.notes,
+            *_routing_notes(_routing(outcome)),
             *workspace_notes,
             *outcome.get("notices", ()),
             *worker_notes,
@@ -152,6 +156,23 @@ def _compiled_code(outcome: Mapping[str, Any]) -> CompiledCode | None:
     counts = (counted.get(name, 0) for name in ("n_graphs", "n_graph_breaks", "n_recompilations"))
     notes = (counted.get(name, ()) for name in ("graph_breaks", "recompilations"))
     return CompiledCode(*counts, *(tuple(CompilerNote(**note) for note in each) for each in notes))
+
+
+def _routing(outcome: Mapping[str, Any]) -> RoutingResult | None:
+    found = outcome.get("routing")
+    return RoutingResult(found["policy"], tuple(Router(**r) for r in found["routers"])) if found else None
+
+
+def _routing_notes(routing: RoutingResult | None) -> list[str]:
+    if routing is None:
+        return []
+    first, *others = routing.routers
+    lines = first.where if not others else f"{first.where} and {len(others)} more"
+    rest = [policy for policy in ("balanced", "zipf:1.2", "worst") if policy != routing.policy]
+    return [
+        f"which of {first.experts:,} experts a token goes to is unknown: {routing.policy} routing was assumed ({lines});"
+        f" memory and time move with it, --routing {' or '.join(rest)} shows how far"
+    ]
 
 
 def detail_rank(request: RunRequest, recording_path: Path, device_index: int, most: int) -> dict[str, Any]:

@@ -337,7 +337,7 @@ def _next_size(figures: dict[int, RankResult], least: int, most: int, rank: Rank
     known = sorted(figures.items())
     if len(known) == 1:
         size, result = known[0]
-        fixed = rank.at_peak_bytes.weights + rank.at_peak_bytes.gradients + rank.at_peak_bytes.optimizer
+        fixed = rank.at_peak_bytes.states + rank.at_peak_bytes.copies
         growing = max(result.peak_with_fragments_bytes - fixed, 1)
         guess = int(size * max(target - fixed, 0) / growing)
     else:

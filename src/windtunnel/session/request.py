@@ -6,9 +6,11 @@ options ──> RunRequest ──> check_request ──> task_of(rank)
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from windtunnel.capture.routing import BALANCED, Routing
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import DEFAULT_ASCEND, DeviceProfile
 from windtunnel.errors import UsageError
@@ -66,6 +68,7 @@ class RunRequest:
     checkpointed: tuple[str, ...] = ()  # what if: paths of modules to run under activation checkpointing
     batch_factor: float = 1.0  # what if: batches of DataLoaders this many times as large
     loss_chunks: int = 1  # what if: last projection and cross-entropy in this many chunks
+    routing: Routing = Routing()  # noqa: RUF009  # frozen; which experts tokens go to
     device_option: str = ""  # --device as the user wrote it; empty: the name of the device
     misplaced: tuple[str, ...] = ()  # the `arguments` that are options of windtunnel, with their values
     is_advising: bool | None = False  # simulate remedies; None: if it does not fit and the run was short
@@ -76,6 +79,7 @@ class RunRequest:
     typed: tuple[
         str, ...
     ] = ()  # the command that was given instead of a script: its launcher, or a shell script
+    began: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def options(self) -> list[str]:
@@ -88,6 +92,7 @@ class RunRequest:
         found += [part for pattern in self.checkpointed for part in ("--checkpoint", pattern)]
         found += ["--batch-factor", f"{self.batch_factor:g}"] if self.batch_factor != 1 else []
         found += ["--chunk-loss", str(self.loss_chunks)] if self.loss_chunks != 1 else []
+        found += ["--routing", self.routing.text] if self.routing.text != BALANCED else []
         return [*found, "-m"] if self.is_module and typed is None else found
 
     @property
@@ -168,6 +173,8 @@ def _check_what_if(request: RunRequest) -> None:
             "--checkpoint, --batch-factor and --chunk-loss work for PyTorch scripts only",
             hint="change the script instead",
         )
+    if request.routing.text != BALANCED and request.framework == "mindspore":
+        raise UsageError("--routing works for PyTorch scripts only", hint="remove --routing")
 
 
 def _check_framework(request: RunRequest) -> None:
@@ -257,7 +264,8 @@ def task_of(request: RunRequest, rank: int) -> RankTask:
         request.allocator_conf, rank, request.world_size, request.nproc_per_node, request.is_launched,
         request.level, request.max_steps, request.writes_blocks or request.writes_snapshot,
         str(folder.resolve()), request.is_recording_saves, request.framework, request.checkpointed,
-        request.batch_factor, request.loss_chunks, {} if launch is None else launch.variables_of(rank),
+        request.batch_factor, request.loss_chunks, request.routing.as_fields(),
+        {} if launch is None else launch.variables_of(rank), request.began,
     )  # fmt: skip
 
 

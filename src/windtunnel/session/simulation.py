@@ -299,9 +299,10 @@ def isolation_of(request: RunRequest) -> Isolation:
     if request.view is not None:
         return request.view.isolation()
     cache = cache_folder()
-    if request.framework == "mindspore":
-        with suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)  # its loader stubs take a minute to build
+    with suppress(
+        OSError
+    ):  # MindSpore's loader stubs take a minute to build, a large model as long to compile
+        cache.mkdir(parents=True, exist_ok=True)
     real = [request.folder, cache] if cache.is_dir() else [request.folder]
     return Isolation(real, request.is_network_allowed, request.isolation)
 

@@ -28,6 +28,7 @@ import torch._dynamo  # what optimizers import late: once here instead of in eve
 from tests.memory.recorded import memory_of
 from windtunnel.capture.pytorch.compiler.torch_compile import TRIED_TORCH
 from windtunnel.capture.pytorch.rank import run_rank
+from windtunnel.capture.routing import routing_of
 from windtunnel.capture.task import RankTask
 from windtunnel.devices import find_device
 from windtunnel.events.file import read_recording
@@ -123,6 +124,7 @@ def simulate(
     steps: int | None = None,
     is_recording_saves: bool = False,
     loss_chunks: int = 1,
+    routing: str = "balanced",
 ) -> Simulated:
     """Run `program` on a simulated device; a program that fails fails the test unless `is_ok` is False."""
     profile = find_device(device)
@@ -145,6 +147,7 @@ def simulate(
             str(folder),
             is_recording_saves,
             loss_chunks=loss_chunks,
+            routing=routing_of(routing).as_fields(),
         )
         answer_file = folder / "answer.pickle"
 

@@ -159,6 +159,33 @@ def test_fullgraph_fails_as_it_would_for_real():
     assert "graph_break()" in done.error
 
 
+def test_compiled_code_may_ask_whether_autocast_is_on():
+    def program():
+        @torch.compile(fullgraph=True)
+        def cast(x):
+            return x.to(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else x + 1
+
+        x = torch.ones(4, 4, device="cuda")
+        outside = cast(x).dtype
+        with torch.autocast("cuda", torch.bfloat16):
+            return str(outside), str(cast(x).dtype)
+
+    assert simulate(program).answer == ("torch.float32", "torch.bfloat16")
+
+
+def test_a_cast_to_float8_is_fused():
+    def program():
+        return str(
+            torch.compile(lambda x: (x * 2).to(torch.float8_e4m3fn))(torch.ones(64, 64, device="cuda")).dtype
+        )
+
+    done = simulate(program, "h100")
+    assert (done.answer, done.notices) == ("torch.float8_e4m3fn", [])
+    assert [name for name in done.op_names if name.startswith("inductor.")] == [
+        "inductor.triton_poi_fused__to_copy_mul_0"
+    ]
+
+
 def test_without_a_simulated_compiler_code_runs_eagerly_and_the_line_is_named():
     def program():
         model = nn.Linear(4, 4).npu()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import types
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -99,6 +101,51 @@ def test_a_condition_with_a_limit_beside_it_ends_its_loop():
     assert simulate(program).answer == 7
 
 
+def _generate(end: int, n_new: int) -> int:
+    """As a sampler writes it: a text ends at a token, or at the limit."""
+    model = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64)).cuda()
+    tokens = torch.randint(2, 60, (4, 5)).cuda()
+    done = torch.zeros(4, dtype=torch.bool, device="cuda")
+    for step in range(n_new):
+        logits = model(tokens)[:, -1]
+        sampled = torch.multinomial(logits.softmax(-1), 1)
+        tokens = torch.cat([tokens, sampled], 1)
+        done |= sampled[:, 0] == end
+        done = done | torch.isin(tokens[:, -1], torch.tensor([end, 3], device="cuda"))
+        if done.all():
+            return step + 1
+    return n_new
+
+
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_a_sampled_token_ends_no_text_whatever_its_number(end):
+    assert simulate(lambda: _generate(end, 16)).answer == 16
+
+
+def test_conditions_of_an_unknown_value_agree_with_each_other():
+    def program():
+        unknown = torch.randn(4, device="cuda")
+        low, token = unknown < 0, unknown.argmax() == 1
+        flag = torch.zeros(4, dtype=torch.bool, device="cuda") | low
+        written = (unknown < 0).clone()
+        written |= unknown > 0  # no longer all false
+        return [bool(low.any()), bool(low.all()), bool(token), bool(flag.any()), bool(written.any()),
+                bool((low & (unknown > 0)).any()), bool(low.copy_(unknown > 0).any()), bool((unknown > 0).all())]  # fmt: skip
+
+    assert simulate(program).answer == [False, False, False, False, True, False, True, True]
+
+
+def test_a_resized_tensor_keeps_what_it_had():
+    def program():
+        found = torch.tensor([3, 4], device="cuda")
+        found.resize_(6)
+        return found[:2].tolist()
+
+    result = simulate(program)
+    assert result.answer == [3, 4]
+    assert result.unknown_values == []
+
+
 def _unknown():
     return nn.Linear(512, 512).cuda()(torch.rand(256, 512).cuda()).sum()
 
@@ -118,6 +165,77 @@ def test_a_loop_that_waits_for_an_unknown_value_ends_in_a_sentence_with_its_line
     )
     assert "windtunnel.mock" in result.error
     assert "WINDTUNNEL_MOST_READS" in result.error
+
+
+def test_a_loop_that_nothing_else_ends_reads_0_once():
+    def program():
+        loss, n = _unknown(), 0
+        while loss.item() > 0.5:
+            loss, n = loss * 0.9, n + 1
+        return n
+
+    result = simulate(program)
+    line = program.__code__.co_firstlineno + 2
+    assert 200 <= result.answer <= 300
+    (notice,) = [each for each in result.notices if "ends by nothing else" in each]
+    assert notice.startswith(
+        f"test_limits.py:{line} reads a value that a simulated device cannot know, and the loop at test_limits.py:{line}"
+    )
+    assert f'WINDTUNNEL_VALUES="test_limits.py:{line}=NUMBER"' in notice
+
+
+def test_a_loop_that_0_does_not_end_is_stopped_after_hundreds_of_reads():
+    def program():
+        accuracy = _unknown()
+        while accuracy.item() < 2:
+            accuracy = accuracy * 1.1
+
+    result = simulate(program, is_ok=False)
+    assert "each time as 1.0 and then as 0, and the loop at test_limits.py:" in result.error
+    assert result.unknown_values[0]["count"] < 600
+
+
+def test_a_training_loop_that_logs_its_loss_is_never_stopped():
+    def program():
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step, losses = 0, []
+        while step < 400:
+            loss = model(torch.rand(256, 512).cuda()).sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+        return set(losses)
+
+    result = simulate(program)
+    assert result.answer == {1.0}
+    assert not [each for each in result.notices if "reads a value" in each]
+
+
+def test_a_failure_that_follows_from_an_invented_value_names_it():
+    def program():
+        n = torch.randn(4, device="cuda").argmax().item()
+        return ["only"][n]
+
+    result = simulate(program, is_ok=False)
+    line = program.__code__.co_firstlineno + 1
+    assert result.error == (
+        f"the script raised IndexError: list index out of range; this rests on test_limits.py:{line}, which read the value of"
+        " a device tensor as 1: no simulated device knows it, and with the real value the script may run; set it with"
+        f' WINDTUNNEL_VALUES="test_limits.py:{line}=NUMBER" or windtunnel.mock'
+    )
+
+
+def test_a_value_read_inside_the_standard_library_is_on_the_users_line():
+    def program():
+        try:
+            enum.IntEnum("Mode", "A B")(torch.randn(4, device="cuda").argmax() + 7)
+        except (ValueError, TypeError):
+            return program.__code__.co_firstlineno + 2
+
+    result = simulate(program)
+    assert [u["where"] for u in result.unknown_values] in ([f"test_limits.py:{result.answer}"], [])
 
 
 def test_steps_of_an_optimizer_begin_the_count_of_reads_again():

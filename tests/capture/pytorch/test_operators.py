@@ -264,3 +264,29 @@ def test_data_parallel_on_one_card_is_the_module():
         return tuple(out.shape), model.module.weight.grad is not None
 
     assert simulate(program).answer == ((3, 2), True)
+
+
+def test_synchronised_batch_normalisation_keeps_statistics_in_float32():
+    """Not in torch's meta kernels; sizes and types as the CUDA kernels return them."""
+
+    def program():
+        x = torch.zeros(4, 8, 5, 5, device="cuda", dtype=torch.float16)
+        weight = torch.ones(8, device="cuda")
+        mean, scale = torch.batch_norm_stats(x, 1e-5)
+        out = torch.batch_norm_elemt(x, weight, weight, mean, scale, 1e-5)
+        reduced = torch.batch_norm_backward_reduce(x, x, mean, scale, weight, True, True, False)
+        count = torch.ones(1, device="cuda", dtype=torch.int32)
+        grad = torch.batch_norm_backward_elemt(x, x, mean, scale, weight, *reduced[:2], count)
+        return [None if t is None else (tuple(t.shape), t.dtype) for t in (mean, scale, out, grad, *reduced)]
+
+    channels, images = ((8,), torch.float32), ((4, 8, 5, 5), torch.float16)
+    assert simulate(program).answer == [
+        channels,
+        channels,
+        images,
+        images,
+        channels,
+        channels,
+        channels,
+        None,
+    ]

@@ -466,3 +466,12 @@ def test_strides_and_formats_match_torch():
         return [(tuple(t.shape), tuple(t.stride()), t.is_contiguous(), str(t.dtype)) for t in made]
 
     assert simulate(lambda: on("cuda")).answer == run_plainly(lambda: on("cpu"))
+
+
+def test_a_number_that_backward_makes_for_a_gradient_on_the_host_is_on_the_host():
+    def program():
+        layer = nn.Linear(4, 2)
+        layer(torch.zeros(1, 4)).clamp(min=0.1).sum().backward()
+        return str(layer.weight.grad.device)
+
+    assert simulate(program).answer == "cpu"

@@ -24,6 +24,8 @@ from windtunnel.units import MIB, format_bytes
 EVIL = "<script>alert(1)</script>"
 STACKED = (
     "weights",
+    "frozen",
+    "copies",
     "optimizer",
     "gradients",
     "activations",

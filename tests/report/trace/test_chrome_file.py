@@ -10,6 +10,7 @@ import pytest
 from tests.report.trace.traces import Script, play, read_checked, spans, tracks_of, two_layers
 from windtunnel.events.model import Load, Op, Phase, Save
 from windtunnel.memory.analysis import Timeline
+from windtunnel.memory.attribution import ROLES
 from windtunnel.report.trace.chrome_file import write_merged_trace, write_trace
 
 
@@ -320,7 +321,7 @@ def test_memory_is_a_counter_in_program_time(tmp_path):
         script.kernel(us=10, host=2)
     memory = Timeline(
         np.array([0, 1, 1, 2, 99]), np.ones(5, np.int64), np.array([1, 5, 3, 4, 0]), np.array([8, 8, 8, 8, 8]),
-        np.zeros((5, 8), np.int64),
+        np.zeros((5, len(ROLES)), np.int64),
     )  # fmt: skip
     events, _ = _written(tmp_path, script, memory=memory)
     points = [(e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated"]
@@ -336,7 +337,7 @@ def test_of_one_step_the_counter_begins_with_what_was_held_before(tmp_path):
         np.ones(3, np.int64),
         np.array([1, 7, 9]),
         np.array([8, 8, 9]),
-        np.zeros((3, 8)),
+        np.zeros((3, len(ROLES))),
     )
     events, _ = _written(tmp_path, script, memory=memory, step=2)
     points = [(e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["name"] == "allocated"]

@@ -32,6 +32,7 @@ from windtunnel.events.model import (
     Wait,
 )
 from windtunnel.memory.analysis import Timeline
+from windtunnel.memory.attribution import ROLES
 
 US = 1e-6
 BAD = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"  # as a module may be called
@@ -213,7 +214,7 @@ def some_memory(n_rows: int) -> Timeline:
     """Bytes over a program of so many rows."""
     live = np.array([1, 4, 2, 6, 3]) << 20
     return Timeline(
-        np.linspace(0, n_rows, 5).astype(int), np.ones(5), live, live + (1 << 20), np.zeros((5, 8))
+        np.linspace(0, n_rows, 5).astype(int), np.ones(5), live, live + (1 << 20), np.zeros((5, len(ROLES)))
     )
 
 

@@ -20,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from windtunnel.capture.pytorch.compiler.compiled_steps import set_hooks
 from windtunnel.capture.pytorch.kernels import kernels
+from windtunnel.capture.pytorch.kernels.views_and_copies import sent_before_forward
+from windtunnel.capture.pytorch.step_parts import StepParts
 from windtunnel.capture.pytorch.tensors.engine_threads import is_missing_threads, start_threads
 from windtunnel.capture.pytorch.tensors.storage import sim_of
 from windtunnel.capture.pytorch.tensors.traced import compiling
@@ -66,6 +68,7 @@ class _Follower:
         self.spans: _Spans = _Spans()  # those of the thread whose graph is running backward
         self.leader: weakref.ref[torch.optim.Optimizer] | None = None
         self.phases_before: list[int] = []  # before each optimizer step that is running
+        self.parts = StepParts(recorder)
         self.has_pending_step = False  # an optimizer stepped during the backward that is running
         kernels.module_of_node = self.module_of_node
 
@@ -84,6 +87,7 @@ class _Follower:
             spans = follower.own_spans()
             if spans.depth == 0:
                 follower.enter_root(module)
+                follower.mark_inputs(args, kwargs)
             path = module.__dict__.get(_PATH)
             if path is None:
                 path = follower.name_unregistered(module, before)
@@ -112,6 +116,7 @@ class _Follower:
 
     def enter_root(self, root: torch.nn.Module) -> None:
         """A call from outside any module: name all its submodules and mark its weights."""
+        self.parts.enter_model(root)
         writer = self.recorder.writer
         if (
             _PATH not in root.__dict__
@@ -121,8 +126,14 @@ class _Follower:
                 self.report_build_time(module)
             for name, parameter in root.named_parameters():
                 self.names[id(parameter)] = name
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            self.mark(tensor, Role.WEIGHT, self.names.get(id(tensor), name))
+        for name, parameter in root.named_parameters():
+            name = self.names.get(id(parameter), name)
+            if parameter.requires_grad:
+                self.mark(parameter, Role.WEIGHT, name)
+            else:
+                self.mark_frozen(parameter, name)
+        for name, buffer in root.named_buffers():
+            self.mark(buffer, Role.WEIGHT, self.names.get(id(buffer), name))
         writer.flush_if_due()
 
     def name_unregistered(self, module: torch.nn.Module, parent: int) -> int:
@@ -144,6 +155,23 @@ class _Follower:
         if sim is not None and sim.role != role and sim.device_index >= 0:
             sim.role = int(role)
             self.recorder.mark(sim.id, role, self.recorder.writer.name(name) if name else NO_NAME)
+
+    def mark_frozen(self, tensor: Any, name: str) -> None:
+        """A weight that needs no gradient at its first call; one that is frozen later stays a weight."""
+        if hasattr(tensor, "__tensor_flatten__"):
+            for attribute in tensor.__tensor_flatten__()[0]:
+                self.mark_frozen(getattr(tensor, attribute), name)
+        elif (sim := sim_of(tensor)) is not None and sim.role not in (Role.WEIGHT, Role.FROZEN):
+            self.mark(tensor, Role.WEIGHT, name)  # it is one of the model's weights, and more precisely:
+            self.mark(tensor, Role.FROZEN, name)
+
+    def mark_inputs(self, args: Any, kwargs: Any) -> None:
+        """What the host sent before the first call, and a model is called with: features, token ids, labels."""
+        for value in (*args, *kwargs.values()):
+            for each in value.values() if isinstance(value, dict) else (value,):
+                sim = sim_of(each) if isinstance(each, torch.Tensor) else None
+                if sim is not None and sim.id in sent_before_forward and sim.role == Role.UNKNOWN:
+                    self.mark(each, Role.INPUT)
 
     def report_build_time(self, module: torch.nn.Module) -> None:
         started, last = module.__dict__.get(_STARTED), module.__dict__.get(_LAST)
@@ -202,6 +230,7 @@ class _Follower:
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        self.parts.train()
         if self.recorder.phase != Phase.OPTIMIZER:
             self.phases_before.clear()  # a step that raised never ended
         self.phases_before.append(self.recorder.phase)
@@ -211,7 +240,8 @@ class _Follower:
                 name = self.names.get(id(parameter), "")
                 # A higher-precision copy that no module owns and that needs no gradient is the optimizer's own.
                 is_copy = not name and not parameter.requires_grad
-                self.mark(parameter, Role.OPTIMIZER if is_copy else Role.WEIGHT, name)
+                if is_copy or parameter.requires_grad:
+                    self.mark(parameter, Role.OPTIMIZER if is_copy else Role.WEIGHT, name)
                 if parameter.grad is not None:
                     self.mark(parameter.grad, Role.GRADIENT, name)
 

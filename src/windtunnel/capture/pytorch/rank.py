@@ -13,6 +13,7 @@ import runpy
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from windtunnel.capture.child_workers import ChildWorkers
 from windtunnel.capture.enough_steps import EnoughSteps, step_counter
 from windtunnel.capture.failure_hints import explain
 from windtunnel.capture.memory_counters_protocol import MakeCounters, MemoryCounters
-from windtunnel.capture.pytorch import processes, saved_tensors, spawn, what_if
+from windtunnel.capture.pytorch import loop_state, processes, saved_tensors, spawn, what_if
 from windtunnel.capture.pytorch.compiler import torch_compile
 from windtunnel.capture.pytorch.kernels import (
     attention,
@@ -44,6 +45,7 @@ from windtunnel.capture.pytorch.torch_api import (
     constructors,
     cuda,
     export,
+    foreign_kernels,
     generators,
     lbfgs,
     safetensors,
@@ -54,6 +56,7 @@ from windtunnel.capture.pytorch.torch_api import (
 from windtunnel.capture.pytorch.world import distributed
 from windtunnel.capture.rank_messages import RankMessages
 from windtunnel.capture.recorder import EndlessLoop, Recorder
+from windtunnel.capture.routing import Routing
 from windtunnel.capture.script_arguments import ScriptArguments
 from windtunnel.capture.task import RankTask
 from windtunnel.capture.values_set_by_user import VARIABLE
@@ -140,6 +143,7 @@ def _close(
             {"where": u.where, "what": u.what, "value": _plain(u.value), "count": u.count}
             for u in recorder.unknown_values.values()
         ],
+        "routing": _routing(recorder, task),
         "notices": list(recorder.notices),
         "has_unread_arguments": arguments is not None and bool(task.arguments) and not arguments.was_read,
         "n_ops": recorder.n_ops,
@@ -151,13 +155,21 @@ def _close(
     writer.close(outcome)
 
 
+def _routing(recorder: Recorder, task: RankTask) -> dict[str, Any] | None:
+    """Which routing decided values that the program read, and where; None if it read no such value."""
+    routers = [{"where": w, "experts": n, "chosen": k} for w, (n, k) in recorder.routers.items()]
+    return {"policy": task.routing["text"], "routers": routers} if routers else None
+
+
 def install(
     task: RankTask, recorder: Recorder, counters: MemoryCounters, messages: RankMessages | None = None
 ) -> None:
     """Replace every device interface of torch in this process."""
+    recorder.loops.framework_state = loop_state.state_of
     device = task.device
     n_devices = 1 if device.kind == "cpu" else max(task.nproc_per_node, 1)
     storage.install_backend(recorder, device.kind, n_devices)
+    storage.World.routing = Routing.from_fields(task.routing)
     if device.kind == "cpu":
         cpu_allocations.install_cpu_kernels()
     composites.install_composites(device.kind)
@@ -171,6 +183,7 @@ def install(
     foreach.install_foreach()
     cuda.install_device_module(device, n_devices, counters)
     generators.install_generators(device.kind)
+    foreign_kernels.install_foreign_kernels(device.kind)
     install_packages(device.kind)
     answer_msprobe()
     saving.install_checkpoints()
@@ -180,12 +193,21 @@ def install(
     processes.install_processes()
     torch_compile.install_compile(recorder, mark_compiled)
     distributed.install_distributed(task.rank, task.world_size, messages, task.max_steps is not None)
+    if task.world_size > 1 and task.job_began:
+        _overlook_later_files(task.job_began)
     spawn.install_spawn(recorder)
     install_program(recorder)
     if task.is_recording_saves:
         saved_tensors.install_saves(recorder)
     gc.callbacks.append(lambda phase, info: setattr(recorder, "is_collecting", int(phase == "start")))
     gc.freeze()  # torch has half a million objects: the collector does not have to visit them in every step
+
+
+def _overlook_later_files(job_began: float) -> None:
+    from windtunnel.capture.pytorch.world.later_files import LaterFiles  # late: one device has no other rank
+    from windtunnel.capture.pytorch.world.process_group import SimulatedGroup
+
+    LaterFiles(job_began, time.time(), lambda: SimulatedGroup.n_collectives > 0).install()
 
 
 def _attention_of(device: Any) -> Callable[[attention.Attention], str]:
@@ -248,7 +270,8 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
         if code == 0:
             return {"status": "ok", "error": None, "is_stopped": False}
         text = f"the script exited with code {code}"
-        return {"status": "failed", "error": f"{text}: {exit.code}" if isinstance(exit.code, str) else text}
+        text = f"{text}: {exit.code}" if isinstance(exit.code, str) else text
+        return {"status": "failed", "error": _sentence(text, exit, recorder)}
     except EndlessLoop as error:
         return {"status": "failed", "error": str(error), "where": _last_user_line(error, recorder)}
     except KeyboardInterrupt:
@@ -258,10 +281,27 @@ def _run(program: Callable[[], Any], recorder: Recorder, n_ranks: int) -> dict[s
         _show_traceback(error)
         return {
             "status": "failed",
-            "error": explain(error, n_ranks),
+            "error": _sentence(explain(error, n_ranks), error, recorder),
             "where": _last_user_line(error, recorder),
         }
     return {"status": "ok", "error": None, "is_stopped": False}
+
+
+def _sentence(text: str, error: BaseException, recorder: Recorder) -> str:
+    """What failed, and the invented value that it rests on, if the source shows one."""
+    cause = recorder.cause_of(error)
+    if cause is None:
+        return text
+    is_number = isinstance(cause.value, (bool, int, float))
+    ways = (
+        f'{VARIABLE}="{cause.where}=NUMBER" or windtunnel.mock'
+        if is_number and cause.is_read
+        else "windtunnel.mock"
+    )
+    return (
+        f"{text}; this rests on {cause.where}, which read {cause.what.partition(' (')[0]} as {cause.value!r}: no simulated"
+        f" device knows it, and with the real value the script may run; set it with {ways}"
+    )
 
 
 def _wait_for_threads() -> None:

@@ -101,7 +101,7 @@ class _Handle:
         self.shape, self.strides, self.offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         self.dtype = tensor.dtype
         known = kept.sim.values
-        self.values = known.clone() if known is not None else None  # what a fresh storage will hold
+        self.values = known.clone() if isinstance(known, Tensor) else known  # what a fresh storage will hold
         # views share one version counter, and the base outlives most of them
         self.tensor = weakref.ref(tensor._base if tensor._is_view() else tensor)
         self.version = tensor._version
@@ -140,7 +140,7 @@ def _is_own_result(tensor: Tensor) -> bool:
 
 
 def _can_be_made_again(tensor: Tensor, sim: SimStorage) -> bool:
-    if sim.device_index < 0 or (sim.values is not None and sim.n_bytes < _SMALL):
+    if sim.device_index < 0 or (isinstance(sim.values, Tensor) and sim.n_bytes < _SMALL):
         return False  # the host's, or a few numbers
     if type(tensor) is not Tensor or tensor.is_conj() or tensor.is_neg():
         return False  # more than a storage and its geometry

@@ -58,6 +58,8 @@ _TYPES = {
     Role.TEMPORARY: "PyNativeOutput",
     Role.WORKSPACE: "WorkSpace",
     Role.COMMUNICATION: "Other",
+    Role.FROZEN: "Weight",
+    Role.COPY: "Weight",
 }
 
 

@@ -25,6 +25,7 @@ from windtunnel.foreign_files import parse_json, read_at_most
 from windtunnel.isolation.file_changes import KINDS, FileChange, Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, Timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.memory.step_parts import PartMemory
 from windtunnel.report.rank_spans import rank_spans, ranks_in
 from windtunnel.report.record_types import check_record
 from windtunnel.report.results.run import (
@@ -34,6 +35,8 @@ from windtunnel.report.results.run import (
     DeviceResult,
     RankResult,
     Remedy,
+    Router,
+    RoutingResult,
     RunResult,
     UnknownValue,
     same_as,
@@ -238,9 +241,11 @@ def rank_document(rank: RankResult) -> dict[str, Any]:
     document["at_peak_by_module"] = [_bytes_named(asdict(share)) for share in rank.at_peak_by_module]
     document["largest_at_peak"] = [_bytes_named(asdict(tensors)) for tensors in rank.largest_at_peak]
     document["timeline"] = _timeline_document(rank.timeline) if rank.timeline else None
+    document["memory_by_phase"] = [asdict(part) for part in rank.memory_by_phase]
     document["notes"] = list(rank.notes)
     document["time"] = _rank_time_document(rank.time)
     document["compiled"] = asdict(rank.compiled) if rank.compiled else None
+    document["routing"] = asdict(rank.routing) if rank.routing else None
     return document
 
 
@@ -266,10 +271,16 @@ def _rank_of(document: dict[str, Any]) -> RankResult:
     )
     known["largest_at_peak"] = tuple(_tensors_of(entry) for entry in document.get("largest_at_peak", ()))
     known["timeline"] = _timeline_of(document["timeline"]) if document.get("timeline") else None
+    known["memory_by_phase"] = tuple(PartMemory(**part) for part in document.get("memory_by_phase", ()))
     known["notes"] = tuple(document.get("notes", ()))
     known["time"] = _rank_time_of_document(document.get("time"))
     known["compiled"] = _compiled_of(document["compiled"]) if document.get("compiled") else None
+    known["routing"] = _routing_of(document["routing"]) if document.get("routing") else None
     return RankResult(**known)
+
+
+def _routing_of(document: dict[str, Any]) -> RoutingResult:
+    return RoutingResult(document["policy"], tuple(Router(**each) for each in document["routers"]))
 
 
 def _compiled_of(document: dict[str, Any]) -> CompiledCode:
@@ -308,7 +319,8 @@ def _timeline_of(document: dict[str, Any]) -> Timeline:
     event, step, allocated, reserved = columns = [
         document[name] for name in ("event", "step", "allocated_bytes", "reserved_bytes")
     ]
-    roles = [document["role_bytes"][name] for name in names]
+    known = document["role_bytes"]  # reports of earlier versions lack roles that came later
+    roles = [known.get(name, [0] * len(event)) for name in names]
     if len({len(column) for column in columns + roles}) != 1:
         raise ValueError("the columns of a timeline differ in length")
     by_role = np.array(roles, np.int64).reshape(len(names), -1).T

@@ -24,6 +24,8 @@ __all__ = ["draw_picture", "open_matplotlib"]
 
 _COLOURS = {
     "weights": "#0072B2",
+    "frozen": "#004B76",
+    "copies": "#7A9CB8",
     "optimizer": "#56B4E9",
     "gradients": "#009E73",
     "activations": "#E69F00",

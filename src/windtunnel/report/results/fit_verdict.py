@@ -26,6 +26,8 @@ _WORDS = {
     "temporary": "temporary tensors",
     "workspace": "workspace",
     "communication": "communication buffers",
+    "frozen": "frozen weights",
+    "copies": "copies of weights",
 }
 
 
@@ -116,7 +118,7 @@ def _unproven(rank: RankResult, is_ascend: bool) -> Iterator[str]:
     if rank.peak_bytes <= rank.usable_memory_bytes and not is_ascend:
         lost = rank.peak_with_fragments_bytes - rank.peak_bytes
         yield f"expandable segments (fragments take {format_bytes(lost)})"
-    states = held.weights + held.gradients + held.optimizer
+    states = held.states
     ways = [
         (held.activations, _fewer_activations),
         (states, _sharded_states),
@@ -137,7 +139,7 @@ def _fewer_activations(rank: RankResult) -> Iterator[str]:
 
 def _sharded_states(rank: RankResult) -> Iterator[str]:
     held = rank.at_peak_bytes
-    states = format_bytes(held.weights + held.gradients + held.optimizer)
+    states = format_bytes(held.states)
     yield f"sharding weights, gradients and optimizer state ({states}) over more devices (FSDP or ZeRO)"
     if held.optimizer > held.weights:
         yield f"an 8-bit optimizer (its state holds {format_bytes(held.optimizer)})"

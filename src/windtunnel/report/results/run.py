@@ -17,6 +17,7 @@ from windtunnel.events.model import Kind, Recording
 from windtunnel.isolation.file_changes import Files
 from windtunnel.memory.analysis import Moment, OutOfMemory, RankMemory, Timeline, thin_timeline
 from windtunnel.memory.attribution import LiveTensors, ModuleShare, RoleBytes
+from windtunnel.memory.step_parts import PartMemory
 from windtunnel.report.results.time import RankTimeResult, TimeResult
 from windtunnel.units import format_bytes
 
@@ -67,6 +68,23 @@ class CompiledCode:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """A line that chose experts, where the choice decided a value that the program read."""
+
+    where: str
+    experts: int
+    chosen: int  # by each token
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingResult:
+    """The routing of tokens to experts that was assumed."""
+
+    policy: str  # as given to --routing
+    routers: tuple[Router, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceResult:
     name: str
     memory_bytes: int
@@ -105,7 +123,9 @@ class RankResult:
     library_buffers_bytes: int = 0  # NCCL's or HCCL's own memory: an estimate, not in the peak
     notes: tuple[str, ...] = ()
     time: RankTimeResult | None = None  # level 3
+    memory_by_phase: tuple[PartMemory, ...] = ()  # rollout, reward, update; (): the step is one training step
     compiled: CompiledCode | None = None  # None: the script compiled nothing, or nothing of it could be
+    routing: RoutingResult | None = None  # None: no value that was read depends on one
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +206,7 @@ def rank_result(rank: int, memory: RankMemory, device_memory_bytes: int) -> Rank
         at_peak_by_module=memory.by_module,
         largest_at_peak=memory.largest,
         timeline=thin_timeline(memory.timeline, _TIMELINE_POINTS),
+        memory_by_phase=memory.parts,
         notes=notes,
     )
 
@@ -209,6 +230,7 @@ def same_as(rank: int, representative: RankResult) -> RankResult:
         at_peak_by_module=(),
         largest_at_peak=(),
         timeline=None,
+        memory_by_phase=(),
         notes=(),
         time=None,
     )

@@ -35,6 +35,7 @@ __all__ = [
 FRAGMENTS, UNNAMED = "fragments", "unnamed"  # roles besides those of tensors
 _WORDS = {
     "optimizer": "optimizer state", "temporary": "temporary tensors", "communication": "communication buffers",
+    "frozen": "frozen weights", "copies": "copies of weights",
     FRAGMENTS: "fragments", UNNAMED: "unattributed bytes",
 }  # fmt: skip
 _NAMED = 4  # roles in the sentence

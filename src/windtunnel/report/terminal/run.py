@@ -79,6 +79,8 @@ def render_run(result: RunResult, pencils: Pencils = UNICODE) -> RenderableType:
     if rank is not None and rank.peak_bytes:
         parts += [Text(), _peak_line(rank)]
         parts += _titled("What holds the memory at the peak", _role_table(rank, pencils))
+        if rank.memory_by_phase:
+            parts += _titled("By phase of the step, and what the next one finds", _phase_table(rank))
         if not has_failed:
             parts += _titled("By module at the peak", _module_table(rank))
             parts += _titled("Largest tensors at the peak", _tensor_table(rank))
@@ -215,6 +217,20 @@ def _role_table(rank: RankResult, pencils: Pencils) -> Table:
         if n >= _SMALLEST_ROLE * rank.peak_bytes
     ]
     return plain_table(("role", "bytes", "share", ""), rows)
+
+
+def _phase_table(rank: RankResult) -> FittedTable:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            part.part,
+            str(part.times),
+            *(format_bytes(n) for n in (part.peak_bytes, part.peak_with_fragments_bytes)),
+            *(format_bytes(n) for n in (part.left_bytes, part.left_with_fragments_bytes)),
+        )
+        for part in rank.memory_by_phase
+    ]
+    columns = ("phase", "times", "peak", "reserved", "left after", "reserved after")
+    return FittedTable(columns, tuple(rows), ("times",), "phase")
 
 
 def _module_table(rank: RankResult) -> FittedTable:

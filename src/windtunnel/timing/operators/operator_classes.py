@@ -219,6 +219,8 @@ _PACKAGES = {
     "flex_attention": OpClass.ATTENTION,
     "memcpy": OpClass.TRANSFER,
     "inductor": OpClass.FUSED,
+    "triton": OpClass.OTHER,  # whatever its author called it
+    "nvrtc": OpClass.OTHER,
 }
 _COMPILED_ATTENTION = "triton_tem_fused_flex_attention"  # Inductor's own template of it
 _OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad", "_foreach_", "multi_tensor", "npu_apply_adam")

@@ -39,6 +39,7 @@ _WHOLE_RESULT = frozenset(
 _UNREAD = {"Embedding": 1, "GatherDGrad": 0, "GatherDGradV2": 0}
 # MindSpore's operators that change their first input, whether or not the recording names it as a result too.
 _IN_PLACE = ("Inplace", "InnerInplace", "Assign", "ScatterUpdate", "ScatterNdUpdate", "TensorCopySlices")
+_COUNTED = (OpClass.FUSED, OpClass.OTHER)  # a kernel of a compiler's, or somebody's own, whose row says it
 _STAND_INS = {"AdamW": 1}  # states passed twice because an option is off: the second is not read
 
 
@@ -59,7 +60,7 @@ def bytes_moved(signature: Signature) -> int:
     found = class_of(signature.name)
     if found is OpClass.FREE:
         return 0
-    if found is OpClass.FUSED and (counted := counted_of(signature.scalars, "bytes")) is not None:
+    if found in _COUNTED and (counted := counted_of(signature.scalars, "bytes")) is not None:
         return counted
     base = base_name(signature.name)
     inputs = tensors_of(signature)

@@ -27,6 +27,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 import windtunnel
 from windtunnel.capture.pytorch.compiler.compiled_steps import traced
 from windtunnel.capture.pytorch.compiler.traced_devices import seen_by_program
+from windtunnel.capture.pytorch.compiler.triton_package import triton_visible
 from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.capture.recorder import Recorder, short_path
 from windtunnel.frameworks import is_installed, load_door
@@ -40,6 +41,7 @@ _FAILURES = (BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError)
 def install_dynamo(recorder: Recorder) -> None:
     """Once, before the first compilation and after everything of torch was replaced."""
     _give_each_name_a_function()
+    _know_autocast()
     _forget_tables()
     if is_installed("triton") and not hasattr(utils, "triton"):
         utils.triton = load_door("triton")  # it looked before there was one
@@ -58,6 +60,14 @@ def _give_each_name_a_function() -> None:
             if isinstance(function, types.FunctionType):
                 setattr(module, name, _copy(function) if function in seen else function)
                 seen.add(function)
+
+
+def _know_autocast() -> None:
+    """Whether autocast is on is a constant of the trace. Dynamo's names for these functions are those of `torch._C`."""
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"):
+        function: Any = getattr(torch, name)
+        trace_rules.manual_torch_name_rule_map[f"torch.{name}"] = torch_variables.TorchInGraphFunctionVariable
+        torch_variables.constant_fold_functions[function] = None
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:
@@ -162,7 +172,7 @@ def _run_eagerly_what_fails(recorder: Recorder) -> None:
 
     def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with compiling, _patience(frame.f_code):
+            with compiling, triton_visible(), _patience(frame.f_code):
                 return convert(self, frame, *args, **kwargs)
         except _FAILURES as error:
             code = frame.f_code

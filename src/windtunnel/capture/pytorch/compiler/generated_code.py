@@ -16,8 +16,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from windtunnel.capture.pytorch.compiler.inner_modules import (
+    PLACE_FUNCTION,
+    attributed,
+    enter_place,
+)
 from windtunnel.capture.pytorch.kernels.kernels import locate_backward
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
+from windtunnel.capture.pytorch.kernels.triton_pointers import accesses_in_source
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
 from windtunnel.capture.pytorch.tensors.traced import compiling
 from windtunnel.events.model import Signature
@@ -72,7 +78,14 @@ class _KernelCompiler:
     """In place of `AsyncCompile`: kernels are named, not compiled."""
 
     def triton(self, name: str, source: str, *_: Any, **__: Any) -> FusedKernel:
-        return FusedKernel(name, _parameters(source, rf"def {re.escape(name)}\((.*?)\)"), _costs(source))
+        parameters = _parameters(source, rf"def {re.escape(name)}\((.*?)\)")
+        kernel = FusedKernel(name, parameters, _costs(source))
+        if (
+            not any(kernel.writes) and (found := accesses_in_source(source, name)) is not None
+        ):  # the program's own
+            kernel.reads = [p in found.reads for p in parameters]
+            kernel.writes = [p in found.writes for p in parameters]
+        return kernel
 
     def cpp_pybinding(self, types: list[str], source: str, *_: Any, **__: Any) -> FusedKernel:
         match = re.search(r'extern "C"\s+(?:\w+\s+)?void\s+(\w+)\((.*?)\)', source, re.DOTALL)
@@ -116,6 +129,8 @@ def load_generated(source: str, constants: dict[str, Any]) -> ModuleType:
     for name, value in vars(module).items():
         if isinstance(value, FusedKernel):
             value.name = f"inductor.{name}"
+    if f"{PLACE_FUNCTION}(" in source:
+        vars(module)["call"] = attributed(module.call)
     return module
 
 
@@ -167,6 +182,7 @@ def _provided() -> dict[str, Any]:
         "assert_alignment": _accept,
         "get_raw_stream": lambda index: 0,
         "nullcontext": nullcontext,
+        PLACE_FUNCTION: enter_place,
         "start_graph": _accept,
         "end_graph": _accept,
     }

@@ -6,7 +6,7 @@ graph of AOTAutograd ──> Inductor, which reads the program's device ──> 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -33,16 +33,18 @@ from torch._inductor.graph import GraphLowering
 from windtunnel.capture.pytorch.compiler.compiled_steps import framed
 from windtunnel.capture.pytorch.compiler.dynamo import first_line
 from windtunnel.capture.pytorch.compiler.generated_code import load_generated, rehearse
+from windtunnel.capture.pytorch.compiler.graph_cache import install_graph_cache, tag_graph
+from windtunnel.capture.pytorch.compiler.inner_modules import install_places, without_repetitions
 from windtunnel.capture.pytorch.compiler.traced_devices import lowering, seen_by_program
+from windtunnel.capture.pytorch.compiler.triton_package import triton_visible
 from windtunnel.capture.pytorch.tensors.storage import world
 from windtunnel.capture.recorder import Recorder
+from windtunnel.frameworks import load
 
 __all__ = ["install_inductor"]
 
 # Options that need a device, and what the report says of them; the others change no memory.
 _NEEDS_DEVICE = {
-    "triton.cudagraphs": "compiled code ran without CUDA graphs (mode reduce-overhead or max-autotune): their memory pools,"
-    " which keep what each graph used, are not simulated, so the program may need more",
     "max_autotune": "compiled code was not autotuned: library kernels were simulated where a tuned Triton kernel may win",
     "max_autotune_gemm": "compiled code was not autotuned: library kernels were simulated where a tuned Triton kernel may"
     " win",
@@ -50,11 +52,17 @@ _NEEDS_DEVICE = {
     "coordinate_descent_tuning": "",
 }
 
+_OF_A_CUDA_BUILD = {  # what Inductor imports or asks there
+    "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
+    "_set_cached_tensors_enabled": lambda enabled: None,
+    "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+}
+
 
 def install_inductor(recorder: Recorder) -> None:
     """Once, before the first compilation."""
-    # A graph that a real run has cached has other kernels, and its profile other shapes.
-    config.fx_graph_cache = False
+    # A graph that a real run has cached has other kernels, and its profile other shapes: the cache is our own.
+    config.fx_graph_cache = install_graph_cache(load_generated)
     config.fx_graph_remote_cache = False
     torch._dynamo.config.automatic_dynamic_local_pgo = False
     torch._functorch.config.enable_autograd_cache = False
@@ -66,7 +74,9 @@ def install_inductor(recorder: Recorder) -> None:
     VecISA.check_build = lambda self, code: True  # type: ignore[method-assign]  # and so is this
     init_backend_registration()
     if world.device_type == "cuda":
-        _register_card()
+        _register_card()  # then the module of CUDA graphs can be imported
+        load("windtunnel.capture.pytorch.compiler.cuda_graphs", "torch").install_cuda_graphs()
+    install_places()
     GraphLowering._compile_to_module = _compile_to_module  # type: ignore[method-assign]
     entrance.compile_fx = _lowering_for_device(entrance.compile_fx, recorder)
     partitioners.functionalize_rng_ops = lambda joint, forward, backward, n: (forward, backward)  # type: ignore[assignment]
@@ -77,8 +87,10 @@ def _compile_to_module(self: GraphLowering) -> ModuleType:
         profile_bandwidth=world.device_type == "cuda"
     ):  # then a kernel says how many bytes it moves
         code, _ = self.codegen()
-    module = load_generated(code.value, {**self.constants, **self.torchbind_constants})
-    rehearse(module, self.example_inputs, code.value)
+    source = without_repetitions(code.value)
+    module = load_generated(source, {**self.constants, **self.torchbind_constants})
+    rehearse(module, self.example_inputs, source)
+    self.windtunnel_source = source  # type: ignore[attr-defined]  # for the cache
     return module
 
 
@@ -91,7 +103,7 @@ def _lowering_for_device(compile_fx: Callable[..., Any], recorder: Recorder) -> 
     ) -> Any:
         if lowering.depth:
             return compile_fx(model, inputs, inner_compile, *args, **kwargs)
-        with _without_devices_work(kwargs, recorder):
+        with triton_visible(), _without_devices_work(kwargs, recorder):
             try:
                 return framed(compile_fx(model, inputs, _labelled(inner_compile), *args, **kwargs))
             except Exception as error:
@@ -105,7 +117,7 @@ def _lowering_for_device(compile_fx: Callable[..., Any], recorder: Recorder) -> 
 
 
 def _without_devices_work(options: dict[str, Any], recorder: Recorder) -> Any:
-    """Without what needs a device: capturing kernels in a CUDA graph, and running them to choose among them."""
+    """Without what needs a device: running kernels to choose among them."""
     patches = options.get("config_patches") or {}
     off: dict[str, Any] = {}
     for name, sentence in _NEEDS_DEVICE.items():
@@ -125,10 +137,19 @@ def _labelled(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(inner_compile)
     def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         _name_devices(graph)
+        tag_graph(graph, _device_in_keys())
         with lowering:
             return inner_compile(graph, inputs, **kwargs)
 
     return compile
+
+
+@cache
+def _device_in_keys() -> str:
+    """What Inductor's choices depend on."""
+    if world.device_type == "cpu":
+        return "cpu"
+    return repr(sorted(vars(torch.cuda.get_device_properties(0)).items()))
 
 
 def _name_devices(graph: torch.fx.GraphModule) -> None:
@@ -216,9 +237,9 @@ def _register_card() -> None:
         def current_stream(self) -> str:
             return "None"
 
-    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
-        if not hasattr(torch._C, name):  # what a CUDA build has, and Inductor imports when it sees one
-            setattr(torch._C, name, type(name, (), {}))
+    for name, answer in _OF_A_CUDA_BUILD.items():
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, answer)
     assert device_op_overrides  # imported first: it registers its own
     get_interface_for_device("cpu")  # and so does this
     for name in ("cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture.pytorch.compiler.triton_package import install_triton
+from windtunnel.capture.pytorch.compiler.triton_package import install_triton, triton_visible
 from windtunnel.capture.pytorch.kernels.flex_attention import install_flex_attention
 from windtunnel.capture.pytorch.tensors.storage import world
 from windtunnel.capture.recorder import Recorder
@@ -82,16 +82,15 @@ def _prepare(recorder: Recorder) -> str:
         return f"the compiler is simulated with torch {TRIED_TORCH}x, and this is {torch.__version__}"
     if world.device_type == "cuda":
         install_triton()  # before Inductor is imported, which looks for it then
-    names = load("windtunnel.capture.pytorch.compiler.private_names", "torch")
-    missing: tuple[str, ...] = names.missing_names()
-    if missing:
-        return (
-            f"torch {torch.__version__} has no {', '.join(missing[:3])}, which the simulated compiler needs"
-        )
-    install: Callable[[Recorder], None] = load(
-        "windtunnel.capture.pytorch.compiler.set_up", "torch"
-    ).install_compiler
-    install(recorder)
+    with triton_visible():
+        names = load("windtunnel.capture.pytorch.compiler.private_names", "torch")
+        missing: tuple[str, ...] = names.missing_names()
+        if missing:
+            return f"torch {torch.__version__} has no {', '.join(missing[:3])}, which the simulated compiler needs"
+        install: Callable[[Recorder], None] = load(
+            "windtunnel.capture.pytorch.compiler.set_up", "torch"
+        ).install_compiler
+        install(recorder)
     return ""
 
 

@@ -1,11 +1,15 @@
 """An importable `triton` for Inductor where none is installed: code is generated for it and never compiled.
 
-import triton ──> a package with the names that Inductor's code generator reads; its kernels are simulated
+with triton_visible(): import triton ──> a package with the names that Inductor's code generator reads
+outside                                ──> no such package: the program sees the installed one or none
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -13,7 +17,7 @@ from torch.utils import _triton
 
 from windtunnel.frameworks import is_installed, load_again, load_door
 
-__all__ = ["install_triton"]
+__all__ = ["install_triton", "triton_visible"]
 
 _Spec: Any = type(sys.__spec__)
 
@@ -26,12 +30,57 @@ def install_triton() -> bool:
     """Serve the package if Triton is not installed; whether it is ours."""
     if "triton" in sys.modules or is_installed("triton"):
         return False
-    sys.meta_path.append(_Finder())  # a finder by its methods, like the package finder
+    _stand_in.finder = _Finder()  # a finder by its methods, like the package finder
     for function in vars(_triton).values():  # they remember that there is no Triton
         if hasattr(function, "cache_clear"):
             function.cache_clear()
-    _tell_inductor()
+    with triton_visible():
+        assert _triton.has_triton_package()
+        assert _triton.get_triton_version()
+        _tell_inductor()
     return True
+
+
+class _StandIn:
+    """The package while nobody sees it."""
+
+    finder: Any = None  # None: none is needed here
+    modules: dict[str, ModuleType] = {}  # noqa: RUF012  (one package for the process)
+    depth = 0
+    lock = threading.Lock()
+
+
+_stand_in = _StandIn()
+
+
+@contextmanager
+def triton_visible() -> Iterator[None]:
+    """While the compiler works. Another thread would have to import the package at this very moment to see it."""
+    if _stand_in.finder is None:
+        yield
+        return
+    _show()
+    try:
+        yield
+    finally:
+        _hide()
+
+
+def _show() -> None:
+    with _stand_in.lock:
+        _stand_in.depth += 1
+        if _stand_in.depth == 1:
+            sys.meta_path.append(_stand_in.finder)
+            sys.modules.update(_stand_in.modules)
+
+
+def _hide() -> None:
+    with _stand_in.lock:
+        _stand_in.depth -= 1
+        if _stand_in.depth == 0:
+            sys.meta_path.remove(_stand_in.finder)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+                _stand_in.modules[name] = sys.modules.pop(name)
 
 
 def _tell_inductor() -> None:
@@ -126,7 +175,8 @@ class _Module(ModuleType):
         if name.startswith("__") or name == "AttrsDescriptor":  # Triton before 2025 had it
             raise AttributeError(name)
         if name in _SUBMODULES:
-            return load_door(f"{self.__name__}.{name}")
+            with triton_visible():
+                return load_door(f"{self.__name__}.{name}")
         value: Any = _Anything()
         if name[0].isupper():
             bases = (Exception,) if "Error" in name or name == "OutOfResources" else ()
@@ -156,6 +206,36 @@ def _jit(function: Any = None, **_: Any) -> Any:
     return _JITFunction(function) if function is not None else _JITFunction
 
 
+class _TensorDescriptor:
+    """Dynamo compares what a program calls with its constructor."""
+
+    @staticmethod
+    def from_tensor(*_: Any, **__: Any) -> _TensorDescriptor:
+        return _TensorDescriptor()
+
+
+class _Target:
+    """`GPUTarget`: what code is generated for."""
+
+    def __init__(self, backend: str = "cuda", arch: int = 0, warp_size: int = 32) -> None:
+        self.backend, self.arch, self.warp_size = backend, arch, warp_size
+
+
+class _Backend(_Anything):
+    """Triton's backend for NVIDIA's cards, of which Inductor asks the float8 types."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def hash(self) -> str:
+        return "windtunnel"
+
+    def parse_options(self, options: dict[str, Any]) -> _Anything:
+        arch = getattr(self.target, "arch", 0)
+        of_hopper = ("fp8e4nv",) if isinstance(arch, int) and arch >= 89 else ()
+        return _Anything(supported_fp8_dtypes=("fp8e5", "fp8e4b15", *of_hopper), extern_libs=())
+
+
 _NAMES: dict[str, dict[str, Any]] = {
     "triton": {
         "Config": _Config,
@@ -175,7 +255,9 @@ _NAMES: dict[str, dict[str, Any]] = {
         "constexpr": _Constexpr,
         "view": lambda value, _semantic=None: value,
     },
-    "triton.compiler.compiler": {"triton_key": lambda: "windtunnel"},
+    "triton.backends.compiler": {"GPUTarget": _Target},
+    "triton.compiler.compiler": {"triton_key": lambda: "windtunnel", "make_backend": _Backend},
+    "triton.tools.tensor_descriptor": {"TensorDescriptor": _TensorDescriptor},
     "triton.runtime.cache": {"triton_key": lambda: "windtunnel"},
 }
 

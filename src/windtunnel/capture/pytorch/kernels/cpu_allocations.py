@@ -27,7 +27,7 @@ from torch._C._profiler import (
 from windtunnel.capture.pytorch.kernels import shape_inference as inference
 from windtunnel.capture.pytorch.kernels.cpu_data import install_cpu_data
 from windtunnel.capture.pytorch.kernels.cpu_scaling import Step, extrapolated, tensors_in
-from windtunnel.capture.pytorch.kernels.known_values import values_of
+from windtunnel.capture.pytorch.kernels.known_values import ready_values
 from windtunnel.capture.pytorch.tensors.storage import sim_of, world
 
 __all__ = ["install_cpu_kernels"]
@@ -201,7 +201,7 @@ def _real(a: Any, made: dict[int, Tensor], fill: Callable[[Tensor], Tensor]) -> 
 def _zeros(a: Tensor) -> Tensor:
     """Zeros with the same shape and strides (valid indices, no NaN), or the indices themselves where they are known."""
     real = _empty_strided(a.shape, a.stride(), dtype=a.dtype).zero_()
-    known = values_of(a) if not a.is_floating_point() and not a.is_meta and 0 not in a.stride() else None
+    known = ready_values(a) if not a.is_floating_point() and not a.is_meta and 0 not in a.stride() else None
     return real if known is None else real.copy_(known)
 
 

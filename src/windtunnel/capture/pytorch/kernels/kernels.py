@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture.pytorch.kernels.known_values import discard_values, follow_values, make_known
+from windtunnel.capture.pytorch.kernels.known_values import (
+    Fill,
+    covers_storage,
+    discard_values,
+    follow_values,
+    make_known,
+)
 from windtunnel.capture.pytorch.kernels.shape_inference import Entry, infer, resize_out
 from windtunnel.capture.pytorch.tensors.storage import CPU, WORKSPACE, new_tensor, sim_of, sims, world
 from windtunnel.capture.pytorch.tensors.templates import storage_id
@@ -61,7 +67,30 @@ def kernel_for(op: Any) -> Callable[..., Any]:
         return _run(op, args, kwargs, written, is_random)
 
     is_drawn = not is_random or world.device_type == "cpu"
-    return overwriting_kernel if written and is_drawn and _overwrites(op) else kernel
+    chosen = overwriting_kernel if written and is_drawn and _overwrites(op) else kernel
+    number = _FILLED_WITH.get(op._schema.name.partition("::")[2])
+    return chosen if number is None else _filling(chosen, number)
+
+
+_FILLED_WITH: dict[str, int | str] = {
+    "zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
+    "full": "fill_value", "full_like": "fill_value", "new_full": "fill_value", "fill_": "value",
+}  # fmt: skip
+
+
+def _filling(kernel: Callable[..., Any], number: int | str) -> Callable[..., Any]:
+    """A kernel that fills with one number, which is remembered where the values are not."""
+
+    def filling_kernel(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        sim = sims.get(storage_id(result))
+        if sim is not None and sim.values is None and covers_storage(result, sim):
+            value = kwargs.get("fill_value", args[-1]) if isinstance(number, str) else number
+            if isinstance(value, (bool, int, float)):
+                sim.values = Fill(value)
+        return result
+
+    return filling_kernel
 
 
 _FILLS = frozenset(
@@ -108,7 +137,7 @@ def _run(
     device_index = -1
     inputs: list[int] = []
     is_known = not is_random or world.device_type == "cpu"  # the host has its own random numbers
-    has_host = False
+    has_host = is_lazy = False
     for t in tensors:
         sim = sims.get(storage_id(t))
         if sim is None:
@@ -120,10 +149,16 @@ def _run(
         elif sim.device_index != device_index and sim.device != device:
             device = _settle_device(op, tensors, device, sim.device, t)
             device_index = world.index_of_device.get(device, -1)
-        if sim.values is None:
+        values = sim.values
+        if values is None:
             is_known = False
+        elif values.__class__ is not Tensor:
+            if values.is_followed:
+                is_lazy = True
+            else:
+                is_known = False
         inputs.append(sim.id)
-    if has_host and device is not None and device != CPU:
+    if has_host and device is not None and device != CPU and not _takes_empty_host_tensors(op, tensors):
         raise _mismatch(op, tensors)
     if device is None:
         device = world.target or world.default_device
@@ -147,7 +182,11 @@ def _run(
     world.op = -1
     if device_index >= 0:
         recorder.write_op(id, entry.signature, device_index, inputs, outputs)
-    if is_known:
+    if is_lazy:
+        from windtunnel.capture.pytorch.kernels.lazy_values import follow_lazily  # late: few programs need it
+
+        follow_lazily(op, args, kwargs, results, entry, written, is_random and world.device_type != "cpu")
+    elif is_known:
         follow_values(op, args, kwargs, results, entry)
     elif written:
         for i in written:
@@ -281,12 +320,23 @@ def _argument(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: int
 def _settle_device(
     op: Any, tensors: list[Tensor], device: torch.device, other: torch.device, t: Tensor
 ) -> torch.device:
-    """Two devices in one operator: only 0-dim host tensors may be combined with another device."""
+    """Two devices in one operator: only 0-dim host tensors may be combined with another device.
+
+    torch's own formulas for backward make numbers on the device of a gradient, which inside torch is the same for all of
+    ours: that of a gradient on the host is taken for the accelerator's.
+    """
     if other == CPU and t.dim() == 0:
         return device
     if _is_scalar_on_host(tensors, device):
         return other
+    if world.recorder.phase == _BACKWARD and device == CPU and _is_number(t):
+        return CPU
     raise _mismatch(op, tensors)
+
+
+def _is_number(t: Tensor) -> bool:
+    """A 0-dim tensor whose value is known: a constant of a formula."""
+    return t.dim() == 0 and (sim := sim_of(t)) is not None and sim.values is not None
 
 
 def _is_scalar_on_host(tensors: list[Tensor], device: torch.device) -> bool:
@@ -294,6 +344,12 @@ def _is_scalar_on_host(tensors: list[Tensor], device: torch.device) -> bool:
     if device != CPU:
         return False
     return all(t.dim() == 0 for t in tensors if (s := sim_of(t)) is not None and s.device == CPU)
+
+
+def _takes_empty_host_tensors(op: Any, tensors: list[Tensor]) -> bool:
+    """xFormers passes `torch.Tensor()` where there is no random state."""
+    is_attention = op._schema.name == "aten::_efficient_attention_backward"
+    return is_attention and all(t.numel() == 0 for t in tensors if sim_of(t) is None)
 
 
 def _mismatch(op: Any, tensors: list[Tensor]) -> DeviceMismatch:

@@ -3,17 +3,17 @@
     torch.arange(8, device="cuda").tolist() ──> the real numbers
     loss.item()                             ──> unknown: a default, which is reported
 
-A small tensor whose inputs are all known is also computed on the host, integers and masks up to `INTEGER_LIMIT` (which
-token goes to which expert); anything a device would compute from weights is unknown. Integers that are copied from the
-host unchanged (token ids, sizes, pickled objects) keep their values whatever their size, up to `KEPT_BYTES` in total; a
-notice says when that limit is reached.
+A small tensor whose inputs are all known is also computed on the host, integers and masks up to `INTEGER_LIMIT` at once
+and larger ones when they are read (lazy_values.py); anything a device would compute from weights is unknown. Integers that
+are copied from the host unchanged (token ids, sizes, pickled objects) keep their values whatever their size, up to
+`KEPT_BYTES` in total; a notice says when that limit is reached.
 """
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,32 +24,72 @@ from windtunnel.units import format_bytes
 
 __all__ = [
     "KEPT_BYTES",
+    "Fill",
+    "Implied",
     "all_false",
+    "carry_values",
+    "covers_storage",
     "discard_values",
     "follow_values",
     "is_floating",
     "make_known",
+    "raw_bytes",
+    "ready_values",
     "remember_values",
+    "run_on_host",
     "values_of",
     "write_parts",
 ]
 
 Tensor = torch.Tensor
-INTEGER_LIMIT = (
-    1 << 23
-)  # bytes: of integers and masks that an operator computes, whose values are carried along
+INTEGER_LIMIT = 1 << 23  # bytes: of integers and masks that an operator computes, carried along
+_LAZY_LIMIT = 1 << 26  # bytes: the same, computed when they are read
 KEPT_BYTES = 1 << 30  # of this machine's memory, for the values of all tensors above KNOWN_VALUE_LIMIT
 all_false: set[int] = set()  # storages known only to be all false: the results of isnan and isinf
 
 
+class Implied:
+    """Held in place of a storage's values: something from which they, or part of them, follow."""
+
+    __slots__ = ()
+    is_followed = True  # whether operators on it are followed by lazy_values.py
+
+    def computed(self) -> Tensor | None:
+        """The storage's bytes; None if they are unknown. Nobody may change them."""
+        return None
+
+    def nonzero(self, tensor: Tensor, known: Tensor) -> Tensor:
+        """The nonzero elements of the known values of a tensor on this storage."""
+        return known.nonzero()
+
+
+class Fill(Implied):
+    """A large storage that holds one number, into which a routing may be written; otherwise it counts as unknown."""
+
+    __slots__ = ("value",)
+    is_followed = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def values_of(tensor: Tensor) -> Tensor | None:
-    """The tensor's real values on the CPU, if known (a real tensor's values always are)."""
+    """The tensor's real values on the CPU, if known (a real tensor's values always are). Only to be read."""
     sim = sim_of(tensor)
     if sim is None:
         return tensor
-    if sim.values is None:
-        return None
-    flat = sim.values.view(tensor.dtype)
+    values = sim.values.computed() if isinstance(sim.values, Implied) else sim.values
+    return None if values is None else _on(values, tensor)
+
+
+def ready_values(tensor: Tensor) -> Tensor | None:
+    """The same, but nothing is computed for it: None if the values are lazy."""
+    sim = sim_of(tensor)
+    return None if sim is not None and isinstance(sim.values, Implied) else values_of(tensor)
+
+
+def _on(values: Tensor, tensor: Tensor) -> Tensor:
+    flat = values.view(tensor.dtype)
     return torch.as_strided(flat, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
 
@@ -61,15 +101,24 @@ def remember_values(tensor: Tensor, real: Tensor) -> None:
     if real.device.type != "cpu":
         sim.values = None
         return
+    if isinstance(sim.values, Implied):
+        computed = None if covers_storage(tensor, sim) else sim.values.computed()
+        sim.values = None if computed is None else computed.clone()
     if sim.values is None:
         if not covers_storage(tensor, sim):
             return  # only a part of the storage was written: the rest stays unknown
         if not _has_room(tensor.dtype, sim.n_bytes):
             return
         sim.values = _raw_empty(sim.n_bytes)
-    target = values_of(tensor)
-    if target is not None:
-        target.copy_(real)
+    _on(sim.values, tensor).copy_(real)
+
+
+def carry_values(old: SimStorage, new: SimStorage, dtype: torch.dtype) -> None:
+    """`resize_` to a larger storage: it begins with the old values."""
+    values = old.values.computed() if isinstance(old.values, Implied) else old.values
+    if values is not None and _has_room(dtype, new.n_bytes):
+        new.values = _raw_empty(new.n_bytes)
+        new.values[: old.n_bytes].copy_(values)
 
 
 def is_floating(dtype: torch.dtype) -> bool:
@@ -104,7 +153,7 @@ def make_known(a: Any) -> None:
         sim = sim_of(a)
         if (
             sim is not None
-            and sim.values is None
+            and (sim.values is None or isinstance(sim.values, Implied))
             and sim.n_bytes <= (KNOWN_VALUE_LIMIT if is_floating(a.dtype) else INTEGER_LIMIT)
             and covers_storage(a, sim)
         ):
@@ -121,7 +170,8 @@ def write_parts(tensors: Sequence[Tensor], real: Tensor) -> None:
         sim = sim_of(tensor)
         if sim is not None:
             n_bytes = total[sim.id] = total.get(sim.id, 0) + tensor.numel() * tensor.element_size()
-            if sim.values is None and n_bytes == sim.n_bytes and _has_room(tensor.dtype, n_bytes):
+            is_unknown = sim.values is None or isinstance(sim.values, Implied)
+            if is_unknown and n_bytes == sim.n_bytes and _has_room(tensor.dtype, n_bytes):
                 sim.values = _raw_empty(sim.n_bytes)  # every byte of it is written below
     for tensor in tensors:
         remember_values(tensor, real)
@@ -139,6 +189,11 @@ def _raw_empty(n_bytes: int) -> Tensor:
         _kept_bytes += n_bytes
         weakref.finalize(buffer, _give_back, n_bytes).atexit = False
     return _frombuffer(buffer, dtype=torch.uint8)
+
+
+def raw_bytes(n_bytes: int) -> Tensor:
+    """Zeros in memory of this process, which no limit counts."""
+    return _frombuffer((ctypes.c_uint8 * n_bytes)(), dtype=torch.uint8) if n_bytes else _EMPTY_BYTES
 
 
 def _give_back(n_bytes: int) -> None:
@@ -161,11 +216,16 @@ def follow_values(
             n_floating += spec[4] if is_floating(spec[3]) else 0
     if n_bytes > INTEGER_LIMIT or n_floating > KNOWN_VALUE_LIMIT:
         discard_values(results)  # what it wrote to is among them
+        if not n_floating and n_bytes <= _LAZY_LIMIT and all(s[0] == "new" for s in entry.outputs):
+            from windtunnel.capture.pytorch.kernels.lazy_values import derive  # late: few programs need it
+
+            derive(op, args, kwargs, list(zip(results, entry.outputs, strict=True)), [])
         return
     try:
-        real = op(
-            *[_to_real(a) for a in wrap_numbers(op, args)],
-            **{k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()},
+        real = run_on_host(
+            op,
+            [_to_real(a) for a in wrap_numbers(op, args)],
+            {k: CPU if k == "device" else _to_real(a) for k, a in kwargs.items()},
         )
     except (RuntimeError, NotImplementedError, TypeError, IndexError):
         for r in results:
@@ -177,6 +237,22 @@ def follow_values(
             remember_values(
                 sim_result, real_result
             ) if sim_result.shape == real_result.shape else discard_values(sim_result)
+
+
+def run_on_host(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An operator on real values, also where only an accelerator has a kernel for their type."""
+    other = _OTHERWISE_ON_HOST.get(op._schema.name)
+    return op(*args, **kwargs) if other is None else other(op, args, kwargs)
+
+
+def _histogram(op: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    source = args[0]
+    if is_floating(source.dtype):
+        return op(*args, **kwargs)
+    return op(source.double(), *args[1:], **kwargs).to(source.dtype)
+
+
+_OTHERWISE_ON_HOST: dict[str, Callable[[Any, list[Any], dict[str, Any]], Any]] = {"aten::histc": _histogram}
 
 
 def _to_real(a: Any) -> Any:
@@ -193,6 +269,8 @@ def discard_values(a: Any) -> None:
         sim = sim_of(a)
         if sim is not None:
             sim.values = None
+            if all_false:
+                all_false.discard(sim.id)
     elif isinstance(a, (list, tuple)):
         for each in a:
             discard_values(each)

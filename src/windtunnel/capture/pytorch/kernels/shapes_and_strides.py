@@ -72,6 +72,40 @@ def _gru_cell_backward(op: Any, grad: Tensor, workspace: Tensor, has_bias: bool)
     return (*gates, grad.new_empty((n, size)), *biases)
 
 
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # statistics of half precision
+
+
+def _per_channel(source: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return source.new_empty((source.shape[1],), dtype=dtype or _WIDE.get(source.dtype, source.dtype))
+
+
+@_rule("batch_norm_stats", "batch_norm_gather_stats_with_counts")
+def _batch_norm_stats(op: Any, source: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """SyncBatchNorm: mean and inverse deviation of this rank, or of all."""
+    return _per_channel(source), _per_channel(source)
+
+
+@_rule("batch_norm_elemt")
+def _batch_norm_elemt(op: Any, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.empty_like(source)
+
+
+@_rule("batch_norm_backward_elemt")
+def _batch_norm_backward_elemt(op: Any, grad: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.empty_like(source)
+
+
+@_rule("batch_norm_backward_reduce")
+def _batch_norm_backward_reduce(
+    op: Any, grad: Tensor, source: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None,
+    of_input: bool, of_weight: bool, of_bias: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Two sums for the gradient of the input, then the gradients of weight and bias, where they are wanted."""
+    dtype = mean.dtype if weight is None else weight.dtype
+    sums = [_per_channel(source) if of_input else None for _ in range(2)]
+    return (*sums, *(_per_channel(source, dtype) if wanted else None for wanted in (of_weight, of_bias)))
+
+
 _ROW_COPIES = 8  # Ascend's fused attention keeps each row's maximum and sum this many times
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from windtunnel.capture.pytorch.kernels import kernels
-from windtunnel.capture.pytorch.kernels.known_values import all_false, remember_values, values_of
+from windtunnel.capture.pytorch.kernels.known_values import Implied, all_false, remember_values, values_of
+from windtunnel.capture.pytorch.kernels.routers import count_lazily, decide_ids
 from windtunnel.capture.pytorch.kernels.shape_inference import tensor_spec
 from windtunnel.capture.pytorch.kernels.views_and_copies import copy, rule, special, target_device
 from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, view_of, world
@@ -33,19 +34,7 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = values_of(args[0])
     if known is not None:
         return known.item()
-    unknown = world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
-    value: Any = unknown.value
-    if unknown.count_in_step % _PATIENCE == 0:
-        # `while error > tolerance:` would never end: reading an unknown value again does not change it.
-        world.recorder.notice(
-            f"{unknown.where} read an unknown value {_PATIENCE:,} times in one step, which looks like a loop that waits"
-            " for it: it read as 0 (False) once, so that the loop ends; windtunnel.mock can set it"
-        )
-        return type(value)(0)
-    return value
-
-
-_PATIENCE = 10_000
+    return world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
 
 
 def unknown_value(tensor: Tensor) -> Any:
@@ -87,7 +76,9 @@ def _nonzero(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     _wait_for(source)  # for the number of rows
     known = values_of(source)
     if known is not None:
-        found = torch.nonzero(known)
+        sim = sim_of(source)
+        held = None if sim is None else sim.values
+        found = held.nonzero(source, known) if isinstance(held, Implied) else torch.nonzero(known)
         rows = found.shape[0]
     else:
         found, rows = None, source.numel()
@@ -114,7 +105,11 @@ def _masked_select(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     n = int(known.expand(shape).sum()) if known is not None else math.prod(shape)
     if known is None:
         world.recorder.note_unknown("how many elements a mask selects", n)
-    return _like(source, (n,), (1,), source.dtype)
+    result = _like(source, (n,), (1,), source.dtype)
+    data = values_of(source) if known is not None else None
+    if known is not None and data is not None:
+        remember_values(result, torch.masked_select(data, known))
+    return result
 
 
 @rule("index.Tensor")
@@ -206,13 +201,18 @@ def _bincount(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     _wait_for(source)
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     minlength = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    dtype = torch.float64 if weights is not None else torch.int64
+    if minlength and decide_ids(source, minlength):
+        result = _like(source, (minlength,), (1,), dtype)
+        count_lazily(op, args, kwargs, result)
+        return result
     known = values_of(source)
     if known is not None and known.numel():
         n = max(int(known.max()) + 1, minlength)
     else:
         n = max(minlength, 1)
         world.recorder.note_unknown("the largest value (bincount)", n - 1)
-    result = _like(source, (n,), (1,), torch.float64 if weights is not None else torch.int64)
+    result = _like(source, (n,), (1,), dtype)
     if known is not None and (weights is None or values_of(weights) is not None):
         remember_values(result, torch.bincount(known, None if weights is None else values_of(weights), n))
     return result

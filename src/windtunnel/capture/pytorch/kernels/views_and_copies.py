@@ -14,6 +14,11 @@ import torch
 
 from windtunnel.capture.pytorch.kernels import kernels
 from windtunnel.capture.pytorch.kernels.known_values import (
+    Implied,
+    all_false,
+    carry_values,
+    covers_storage,
+    discard_values,
     is_floating,
     make_known,
     remember_values,
@@ -25,7 +30,7 @@ from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, 
 from windtunnel.capture.pytorch.tensors.strides import contiguous_strides, preserved_strides, strides_for
 from windtunnel.events.model import Kind, Phase, Role, Signature
 
-__all__ = ["copy", "rule", "special", "target_device"]
+__all__ = ["copy", "rule", "sent_before_forward", "special", "target_device"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -125,6 +130,8 @@ def _resize(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     storage = tensor.untyped_storage()
     if sim is None or sim.n_bytes < n_bytes:
         storage = store.new_storage(n_bytes, sim.device if sim else target_device())
+        if sim is not None:
+            carry_values(sim, store.sims[storage._cdata], tensor.dtype)
     return store.set_storage(tensor, storage, 0, shape, strides)
 
 
@@ -178,7 +185,8 @@ def target_device() -> torch.device:
 def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     target, source = args[0], args[1]
     target_sim, source_sim = sim_of(target), sim_of(source)
-    known = values_of(source)
+    is_implied = source_sim is not None and target_sim is not None and isinstance(source_sim.values, Implied)
+    known = None if is_implied else values_of(source)
     if (
         source_sim is not None
         and source_sim.device_index >= 0
@@ -195,12 +203,23 @@ def copy(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             target.fill_(1)
         return target
     _broadcast_check(target, source)
-    if known is not None:
+    if is_implied:
+        from windtunnel.capture.pytorch.kernels.lazy_values import copy_implied  # late: few programs need it
+
+        copy_implied(target, source)
+    elif known is not None:
         if target_sim.values is None or target.numel() * target.element_size() == target_sim.n_bytes:
             known = known.expand(target.shape) if known.shape != target.shape else known
         remember_values(target, known)
     else:
-        target_sim.values = None
+        discard_values(target)
+        if (
+            all_false
+            and source_sim is not None
+            and source_sim.id in all_false
+            and covers_storage(target, target_sim)
+        ):
+            all_false.add(target_sim.id)
     if target_sim.device_index >= 0:
         _record_copy(target, source, target_sim, source_sim)
     return target
@@ -218,6 +237,7 @@ def _broadcast_check(target: Tensor, source: Tensor) -> None:
 
 
 _copy_signatures: dict[Any, int] = {}
+sent_before_forward: set[int] = set()  # storages that the host filled before any model was called
 
 
 def _record_copy(
@@ -246,9 +266,12 @@ def _record_copy(
     kernels.locate_backward(recorder)
     inputs = (target_sim.id,) if source_sim is None else (target_sim.id, source_sim.id)
     recorder.write_new_op(signature, target_sim.device_index, inputs)
-    if from_host and target_sim.role == 0 and recorder.phase == Phase.FORWARD:
-        target_sim.role = int(Role.INPUT)
-        recorder.mark(target_sim.id, Role.INPUT)
+    if from_host and target_sim.role == 0:
+        if recorder.phase == Phase.FORWARD:
+            target_sim.role = int(Role.INPUT)
+            recorder.mark(target_sim.id, Role.INPUT)
+        elif recorder.phase == Phase.BUILD:
+            sent_before_forward.add(target_sim.id)  # weights of a model, or data: its first call tells
 
 
 def _record_to_host(target: Tensor, source: Tensor, source_sim: store.SimStorage) -> None:

@@ -7,6 +7,8 @@ flash_attn_func(q, k, v) ──> flash_attn._flash_attn_forward ──> out, log
 
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,13 +41,34 @@ def flash_attn_modules() -> dict[str, dict[str, Any]]:
     }
     return {
         "flash_attn": {**functions, "__version__": FLASH_ATTN_VERSION},
-        "flash_attn.flash_attn_interface": functions,
+        "flash_attn.flash_attn_interface": {**functions, "flash_attn_gpu": SimpleNamespace(**_compiled())},
         "flash_attn.bert_padding": {
             "pad_input": pad_input,
             "unpad_input": unpad_input,
             "index_first_axis": index_first_axis,
         },
     }
+
+
+def _compiled() -> dict[str, Any]:
+    """The compiled module's own functions, which xFormers calls instead of the package's."""
+
+    def fwd(q: Tensor, k: Tensor, v: Tensor, out: Any, slopes: Any, p: float, scale: float, causal: bool,
+            left: int, right: int, softcap: float, *_: Any) -> Any:  # fmt: skip
+        found = torch.ops.flash_attn._flash_attn_forward(
+            q, k, v, p, scale, causal, left, right, softcap, slopes
+        )
+        return found[0], found[1], None, found[2]
+
+    def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, out: Any, starts_q: Tensor, starts_k: Tensor, used: Any, pad: Any,
+                   table: Any, slopes: Any, longest_q: int, longest_k: int, p: float, scale: float, zero: bool,
+                   causal: bool, left: int, right: int, softcap: float, *_: Any) -> Any:  # fmt: skip
+        found = torch.ops.flash_attn._flash_attn_varlen_forward(
+            q, k, v, starts_q, starts_k, longest_q, longest_k, p, scale, causal, left, right, softcap, slopes
+        )
+        return found[0], found[1], None, found[2]
+
+    return {"fwd": fwd, "varlen_fwd": varlen_fwd}
 
 
 def flash_attn_func(
@@ -147,6 +170,7 @@ def _padded(*tensors: Tensor) -> tuple[Tensor, ...]:
 # -- the operators ------------------------------------------------------------------------------------------
 
 
+@cache
 def _define(forward: str, backward: str, packed: str) -> None:
     n_packed = packed.count(",")
     define(

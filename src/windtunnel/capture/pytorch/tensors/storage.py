@@ -18,6 +18,7 @@ import torch
 
 from windtunnel.capture.pytorch.tensors.templates import TensorTemplate, storage_id
 from windtunnel.capture.recorder import Recorder
+from windtunnel.capture.routing import Routing
 from windtunnel.events.model import Role
 
 __all__ = [
@@ -64,7 +65,7 @@ class SimStorage:
         self.device_index = index  # row's device column; NO_DEVICE for host memory that is not accounted
         self.key = 0
         self.role = 0
-        self.values: torch.Tensor | None = None  # the bytes, when they are few and known
+        self.values: Any = None  # the bytes, when they are few and known; or what they follow from (Implied)
 
 
 class _StorageOwner:
@@ -106,6 +107,7 @@ class World(threading.local):
         dict[torch.device, int]
     ] = {}  # devices whose memory is accounted -> row's device column
     default_device: torch.device
+    routing: Routing = Routing()  # which experts tokens go to
     aliases: frozenset[str] = frozenset()  # other names of the device: "cuda" after importing transfer_to_npu
     target: torch.device | None = None  # while a patched call is inside torch: the device the user named
     is_worker: bool = False  # this process was forked by the program: nothing it does is recorded

@@ -124,6 +124,7 @@ def _shaped_by(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def construct(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.pop("device", None)
+        kwargs.pop("pin_memory", None)
         if device is None:
             return original(source, *args, **kwargs)
         return _on_device(original, source, args, kwargs, resolve_device(device))
@@ -157,6 +158,7 @@ def _from_data(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def construct(data: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.pop("device", None)
+        kwargs.pop("pin_memory", None)
         if isinstance(data, Tensor) and sim_of(data) is not None:
             return _from_simulated(data, original.__name__, device, kwargs)
         wanted = resolve_device(device) if device is not None else ambient_device()
@@ -165,7 +167,6 @@ def _from_data(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not is_simulated_device(wanted) or (wanted.type == "cpu" and compiling.depth):
             return original(data, *args, device=wanted, **kwargs)
         requires_grad = kwargs.pop("requires_grad", False)
-        kwargs.pop("pin_memory", None)
         real = original(data, *args, device=CPU, **kwargs)
         if wanted.type == "cpu" and original.__name__ != "tensor" and isinstance(data, (Tensor, np.ndarray)):
             return _shared(real, data)

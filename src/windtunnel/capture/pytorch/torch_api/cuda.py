@@ -27,6 +27,19 @@ from windtunnel.events.model import Kind
 __all__ = ["install_device_module"]
 
 
+# Of one block, at most, by compute capability (CUDA's programming guide).
+_SHARED_KIB = {
+    (7, 0): 96,
+    (7, 5): 64,
+    (8, 0): 163,
+    (8, 6): 99,
+    (8, 9): 99,
+    (9, 0): 227,
+    (10, 0): 227,
+    (12, 0): 99,
+}
+
+
 class _Properties:
     """`torch.cuda.get_device_properties()`."""
 
@@ -40,8 +53,8 @@ class _Properties:
         self.warp_size = 32
         self.regs_per_multiprocessor = 65536
         self.shared_memory_per_block = 49152
-        self.shared_memory_per_block_optin = 166912
-        self.shared_memory_per_multiprocessor = 167936
+        self.shared_memory_per_block_optin = _SHARED_KIB.get(profile.capability, 163) << 10
+        self.shared_memory_per_multiprocessor = self.shared_memory_per_block_optin + 1024
         self.L2_cache_size = 41943040
         self.gcnArchName = ""
         self.uuid = "simulated"
@@ -323,6 +336,7 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     # In a CUDA build, a recurrent layer would pack its weights with a cuDNN kernel, which needs a real GPU.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     torch.backends.cuda.is_built = lambda: True
+    setattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)  # noqa: B010  (bitsandbytes takes it when imported)
     nvtx: Any = torch.cuda.nvtx
     nvtx.range_push = lambda message: 0
     nvtx.range_pop = lambda: 0
@@ -343,6 +357,10 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
         setattr(torch.cuda, name, legacy_type)
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+def _raw_stream(device: int = 0) -> int:
+    return 0
 
 
 class _NoGraph:

@@ -27,6 +27,7 @@ from windtunnel.capture.pytorch.tensors.storage import PINNED, sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
 from windtunnel.capture.pytorch.torch_api.legacy_types import install_host_types, legacy_type_of
 from windtunnel.capture.pytorch.torch_api.saving import move_storage
+from windtunnel.events.model import Role
 
 __all__ = ["install_tensor_methods"]
 
@@ -162,7 +163,7 @@ def _read(self: Tensor, what: str) -> Tensor:
     world.recorder.read_value(sim.device_index if sim is not None else -1)
     if known is not None:
         return known.detach()
-    value: Any = world.recorder.read_unknown(what, unknown_value(self)).value
+    value: Any = world.recorder.read_unknown(what, unknown_value(self))
     same = getattr(
         np, str(self.dtype).removeprefix("torch."), None
     )  # numpy has no bfloat16, and calls bool bool_
@@ -245,6 +246,8 @@ def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
             )
         copied = _deep_twin(self, memo)
+        if isinstance(self, torch.nn.Parameter):
+            _mark_copy(copied)
         copied.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copied.grad = self.grad.__deepcopy__(memo)
@@ -255,6 +258,14 @@ def _deepcopy(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return copied
 
     return deepcopy
+
+
+def _mark_copy(copied: Tensor) -> None:
+    """A copy of a weight stays one, for an average or an old policy, unless it becomes a weight that is called."""
+    sim = sim_of(copied)
+    if sim is not None and sim.device_index >= 0:
+        sim.role = int(Role.COPY)
+        world.recorder.mark(sim.id, Role.COPY)
 
 
 def _deep_twin(self: Tensor, memo: dict[int, Any]) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from windtunnel.capture.pytorch.kernels.known_values import discard_values
 from windtunnel.capture.pytorch.kernels.registration import composite_kernel
 from windtunnel.capture.pytorch.tensors import storage as store
+from windtunnel.capture.pytorch.world.checkpoint_plans import gathering_plans
 from windtunnel.capture.pytorch.world.ddp_pinned import install_ddp_pinned
 from windtunnel.capture.pytorch.world.fsdp1 import install_fsdp1
 from windtunnel.capture.pytorch.world.nccl import install_nccl
@@ -46,6 +48,8 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
         return
     SimulatedGroup.messages = SimulatedStore.messages = messages or LocalMessages()
     SimulatedGroup.stops_early = stops_early
+    if world_size > 1 and messages is not None and not messages.is_alone:
+        _order_files(rank, world_size, messages)
     SimulatedStore.rank, SimulatedStore.world_size = rank, world_size
     install_nccl()
     _register_backends()
@@ -54,6 +58,7 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
     _replace("new_group", _untagged_group)
     _replace("split_group", _split_group)
     _replace("all_gather_object", _all_gather_object)
+    _replace("gather_object", gathering_plans(dist.gather_object, c10d._get_default_group))
     _replace_broadcast()
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
         _replace(name, lambda: True)
@@ -66,6 +71,25 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
     _register_functional_collectives()
     install_fsdp1()
     install_ddp_pinned()
+
+
+def _order_files(rank: int, world_size: int, messages: RankMessages) -> None:
+    """From its first barrier on, this rank finds the files that others wrote before theirs."""
+    began, files = time.time(), None
+
+    def meet(group: str, ranks: Any) -> None:
+        nonlocal files
+        if files is None:
+            from windtunnel.capture.pytorch.world.shared_files import (
+                SharedFiles,
+            )  # late: most programs need no order
+
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            files = SharedFiles(rank, world_size, local_rank, messages, began)
+            files.install()
+        files.meet(group, ranks)
+
+    SimulatedGroup.meet = meet
 
 
 def _register_backends() -> None:

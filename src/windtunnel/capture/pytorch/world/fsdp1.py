@@ -12,13 +12,13 @@ functions are replaced at that moment.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from windtunnel.capture.pytorch.tensors.storage import world
+from windtunnel.capture.pytorch.world.when_imported import when_imported
 
 __all__ = ["install_fsdp1"]
 
@@ -30,35 +30,7 @@ _USERS = (  # which import from it by name
 
 def install_fsdp1() -> None:
     for name, change in (("_init_utils", _accept_numbers), ("_optim_utils", _know_all_states)):
-        name = f"torch.distributed.fsdp.{name}"
-        if name in sys.modules:
-            change(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _Watcher(name, change))
-
-
-class _Watcher:
-    """Lets the other finders find the module, and changes it after it was loaded."""
-
-    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
-        self.name, self.change = name, change
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            self.change(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        when_imported(f"torch.distributed.fsdp.{name}", change)
 
 
 def _accept_numbers(module: ModuleType) -> None:

@@ -27,6 +27,7 @@ from windtunnel.capture.pytorch.tensors.storage import CPU, sim_of, world
 
 __all__ = [
     "bytes_of",
+    "exchange",
     "fill_with",
     "gather_into",
     "is_read",
@@ -99,6 +100,26 @@ def gather_into(output: Tensor, source: Tensor, n_ranks: int) -> None:
     """`output` becomes `source`, as many times as there are ranks."""
     known = values_of(source)
     write_values(output, None if known is None else known.reshape(-1).repeat(n_ranks))
+
+
+def exchange(
+    output: Tensor, source: Tensor, rank: int, n_ranks: int, output_split: Any, input_split: Any
+) -> None:
+    """`output` becomes what every peer sends this rank if all hold what it holds: its own part, once for each."""
+    known = values_of(source)
+    own = None
+    if known is not None and known.numel():
+        n_rows = known.shape[0] if known.dim() else 1
+        is_even = _is_empty(input_split)
+        sizes = [n_rows // n_ranks] * n_ranks if is_even else list(input_split)
+        if sum(sizes) == n_rows and (_is_empty(output_split) or all(n == sizes[rank] for n in output_split)):
+            first = sum(sizes[:rank])
+            own = known.reshape(n_rows, -1)[first : first + sizes[rank]]
+    write_values(output, None if own is None else own.repeat(n_ranks, 1).reshape(-1))
+
+
+def _is_empty(splits: Any) -> bool:
+    return splits is None or len(splits) == 0  # lists, or arrays of numpy
 
 
 # -- between ranks ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ dist.all_reduce(x, group) ──> SimulatedGroup.allreduce ──> COLLECTIVE ro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,9 @@ class SimulatedGroup(_ProcessGroup):
     n_groups = 0
     signatures: dict[Any, int] = {}  # noqa: RUF012  one recorder per process, so one memo
     n_collectives = 0
+    meet: Callable[[str, Sequence[int]], None] = staticmethod(
+        lambda group, ranks: None
+    )  # all ranks are at a barrier
 
     def __init__(
         self, ranks: Sequence[int], own_rank: int, backend: str, devices: Sequence[str], purpose: str
@@ -92,6 +95,11 @@ class SimulatedGroup(_ProcessGroup):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._ranks
+
+    @property
+    def key(self) -> str:
+        """The same on every rank, and different for every other group."""
+        return self._key
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -242,12 +250,7 @@ class SimulatedGroup(_ProcessGroup):
     def all_to_all_single(
         self, output: Any, source: Any, output_split: Any = None, input_split: Any = None, opts: Any = None
     ) -> SimulatedWork:
-        known = values_of(source)
-        own = None
-        if known is not None and known.numel() and _is_empty(output_split) and _is_empty(input_split):
-            is_even = known.numel() % self.size() == 0
-            own = known.reshape(self.size(), -1)[self._rank] if is_even else None
-        peers.write_values(output, None if own is None else own.repeat(self.size()))
+        peers.exchange(output, source, self._rank, self.size(), output_split, input_split)
         return self._record("all_to_all", [source], [output], opts, [output, source], result=[output])
 
     alltoall_base = all_to_all_single
@@ -276,9 +279,11 @@ class SimulatedGroup(_ProcessGroup):
         return work
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
+        SimulatedGroup.meet(self._key, self._ranks)
         return self._record("barrier", (), (), opts, None)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        SimulatedGroup.meet(self._key, self._ranks)
         self._record("barrier", (), (), None, None)
 
     # -- point to point ------------------------------------------------------------------------------------
@@ -404,10 +409,6 @@ def _library_for(device: Any, backend: str) -> str:
 
 def _amount(tensor: Tensor) -> str:
     return f"{tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _is_empty(splits: Any) -> bool:
-    return splits is None or len(splits) == 0  # lists, or arrays of numpy
 
 
 def _as_list(tensors: Any) -> Any:

@@ -13,6 +13,7 @@ from windtunnel.memory.allocators.blocks import SIZE_SHIFT, Block, BlockPool, Fr
 from windtunnel.memory.allocators.cuda.expandable import unmap_block
 from windtunnel.memory.allocators.cuda.rules import NEVER
 from windtunnel.memory.allocators.cuda.state import CudaState
+from windtunnel.pool_streams import is_pool
 
 __all__ = ["collect_garbage", "release_cached_blocks", "release_oversize"]
 
@@ -60,7 +61,7 @@ def collect_garbage(state: CudaState) -> None:
     if target <= 0:
         return
     pool = state.large
-    whole = [block for block in pool.in_order() if _is_whole(block)]
+    whole = [block for block in pool.in_order() if _is_whole(block) and not _is_kept(block)]
     ages = {block: pool.n_searches - getattr(block, "born", 0) for block in whole}
     total_age, n_left, won, is_freeing = sum(ages.values()), len(ages), 0, True
     while won < target and is_freeing and n_left:
@@ -77,6 +78,8 @@ def collect_garbage(state: CudaState) -> None:
 def _release_pool(state: CudaState, pool: BlockPool) -> None:
     to_unmap = []
     for block in pool.in_order():
+        if _is_kept(block):
+            continue
         if block.segment.is_expandable:
             to_unmap.append(block)
         elif _is_whole(block):
@@ -94,3 +97,8 @@ def _release_segment(state: CudaState, block: Block) -> None:
 
 def _is_whole(block: Block) -> bool:
     return block.prev is None and block.next is None
+
+
+def _is_kept(block: Block) -> bool:
+    """Whether CUDA graphs keep it: their kernels write there at the next replay."""
+    return is_pool(block.home.stream)

@@ -106,7 +106,16 @@ function overviewTables(page, rank) {
     { title: "shape", cell: (row) => row.shape ? `${row.shape.join("×") || "scalar"} ${row.dtype}` : "" },
     { title: "line", cell: (row) => row.where },
   ], rank.largest_at_peak.slice(0, 12), { id: "overview-tensors" });
+  const phases = table([
+    { title: "phase", cell: (row) => row.part },
+    { title: "times", number: true, cell: (row) => count(row.times) },
+    { title: "peak", number: true, cell: (row) => bytes(row.peak_bytes) },
+    { title: "reserved", number: true, cell: (row) => bytes(row.peak_with_fragments_bytes) },
+    { title: "left after", number: true, cell: (row) => bytes(row.left_bytes) },
+    { title: "reserved after", number: true, cell: (row) => bytes(row.left_with_fragments_bytes) },
+  ], rank.memory_by_phase ?? [], { id: "overview-phases" });
   return [
+    ...(rank.memory_by_phase?.length ? [h("h2", null, `By phase of the step, and what the next one finds${who}`), phases] : []),
     h("div", { class: "columns overview-wide" }, h("div", null, h("h2", null, `Modules at the peak${who}`), byModule),
       h("div", null, h("h2", null, `Largest tensors at the peak${who}`), tensors)),
     h("h2", null, `The five facts${who}`), h("pre", { id: "overview-facts" }, overviewFacts(page, rank).join("\n")),

@@ -62,10 +62,11 @@ const tip = {
 
 // -- colours: from the style sheet, so that canvases follow the theme --------------------------------------------------
 
-const ROLES = ["weights", "gradients", "optimizer", "activations", "inputs", "temporary", "workspace", "communication"];
+const ROLES = ["weights", "gradients", "optimizer", "activations", "inputs", "temporary", "workspace", "communication", "frozen", "copies"];
 // From the bottom of a picture to its top: what stays, then what passes.
-const STACKED = ["weights", "optimizer", "gradients", "activations", "inputs", "communication", "workspace", "temporary"];
-const ROLE_WORDS = { optimizer: "optimizer state", temporary: "temporary tensors", communication: "communication buffers" };
+const STACKED = ["weights", "frozen", "copies", "optimizer", "gradients", "activations", "inputs", "communication", "workspace", "temporary"];
+const ROLE_WORDS = { optimizer: "optimizer state", temporary: "temporary tensors", communication: "communication buffers",
+  frozen: "frozen weights", copies: "copies of weights" };
 const roleWord = (role) => ROLE_WORDS[role] ?? role;
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const roleColour = (role) => cssColour(`role-${role}`);
