@@ -22,7 +22,7 @@ from windtunnel.capture.pytorch.tensors.storage import CPU, new_tensor, sim_of, 
 from windtunnel.capture.pytorch.tensors.strides import contiguous_strides, preserved_strides
 from windtunnel.events.model import Signature
 
-__all__ = ["default_value", "special", "unknown_value"]
+__all__ = ["accepting", "default_value", "special", "unknown_value"]
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -34,7 +34,21 @@ def _item(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = values_of(args[0])
     if known is not None:
         return known.item()
+    if accepting.depth:
+        return type(default_value(args[0].dtype))(0)
     return world.recorder.read_unknown(_what_was_read(), unknown_value(args[0]))
+
+
+class accepting:
+    """Active while torch draws random samples again until none is rejected: here none is."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        accepting.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        accepting.depth -= 1
 
 
 def unknown_value(tensor: Tensor) -> Any:

@@ -27,6 +27,7 @@ from windtunnel.capture.pytorch.kernels.device_argument import (
     resolve_device,
     simulate,
 )
+from windtunnel.capture.pytorch.kernels.unknown_values import accepting
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import CPU, sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import compiling
@@ -75,6 +76,7 @@ def install_constructors() -> None:
     _install_parameter()
     _install_device_context()
     _install_generator()
+    _install_trunc_normal()
 
 
 def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
@@ -242,3 +244,15 @@ def _install_generator() -> None:
             return isinstance(instance, original)
 
     torch.Generator = _AlsoOriginal("Generator", (Generator,), {})  # type: ignore[misc]
+
+
+def _install_trunc_normal() -> None:
+    """`nn.init.trunc_normal_` draws until every sample is accepted: one round, on DTensors too."""
+    original: Any = torch.nn.init._no_grad_trunc_normal_
+
+    @wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        with accepting():
+            return original(*args, **kwargs)
+
+    torch.nn.init._no_grad_trunc_normal_ = draw
