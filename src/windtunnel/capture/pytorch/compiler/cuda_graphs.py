@@ -36,9 +36,8 @@ class _Graph:
     written: Sequence[int]  # inputs that it writes to
     is_forward: bool
     is_backward: bool
-    warm: set[tuple[int, ...]] = field(
-        default_factory=set
-    )  # sizes for which it has run; each is a graph of its own
+    # The sizes (of dynamic shapes) for which it has run: each is a graph of its own.
+    warm: set[tuple[int, ...]] = field(default_factory=set)
 
 
 class _Pool:
@@ -50,9 +49,8 @@ class _Pool:
         self.generation = -1
         self.is_warming_up = False  # after a warm-up, all calls of this iteration are warm-ups
         self.has_forward_without_backward = False
-        self.outputs: dict[
-            int, int
-        ] = {}  # of this path: address of torch's storage -> number of the allocation
+        # Of this path: address of torch's storage -> number of the allocation.
+        self.outputs: dict[int, int] = {}
 
     def run(self, graph: _Graph, inputs: list[Any]) -> Sequence[Any]:
         """Call the function as CUDAGraphTreeManager does."""
