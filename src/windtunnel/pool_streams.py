@@ -6,6 +6,18 @@ that it is kept: kernels of a graph write there at the next replay.
 
 from __future__ import annotations
 
-__all__ = ["FIRST_POOL_STREAM"]
+from collections.abc import Hashable
 
-FIRST_POOL_STREAM = 1 << 16  # the number of such a stream is this plus its device's
+__all__ = ["is_pool_stream", "pool_stream"]
+
+# Snapshots of real runs number streams by address, and no program has objects below 1 MiB.
+_FIRST = 0xF_FF00
+
+
+def pool_stream(device_index: int) -> int:
+    """The number of the stream that the CUDA graphs of this device allocate on."""
+    return _FIRST + device_index
+
+
+def is_pool_stream(stream: Hashable) -> bool:
+    return isinstance(stream, int) and _FIRST <= stream < _FIRST + 0x100

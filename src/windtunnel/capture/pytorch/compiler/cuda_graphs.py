@@ -22,7 +22,7 @@ from torch._dynamo.mutation_guard import GenerationTracker
 from torch._inductor import cudagraph_trees
 
 from windtunnel.capture.pytorch.tensors.storage import SimStorage, new_tensor, sim_of, sims, world
-from windtunnel.pool_streams import FIRST_POOL_STREAM
+from windtunnel.pool_streams import pool_stream
 
 __all__ = ["graphed", "install_cuda_graphs"]
 
@@ -45,7 +45,7 @@ class _Pool:
 
     def __init__(self, device_index: int) -> None:
         device = torch.device(world.device_type, device_index)
-        self.stream: Any = torch.cuda.Stream(device, number=FIRST_POOL_STREAM + device_index)
+        self.stream: Any = torch.cuda.Stream(device, number=pool_stream(device_index))
         self.generation = -1
         self.is_warming_up = False  # after a warm-up, all calls of this iteration are warm-ups
         self.has_forward_without_backward = False
