@@ -93,7 +93,7 @@ def _check_places(kernel: Any, arguments: Mapping[str, Any]) -> None:
     """Refuse host memory with Triton's own words: a kernel cannot reach it."""
     for i, value in enumerate(arguments.values()):
         for tensor in tensors_in(value):
-            if sim_of(tensor) is None and tensor.device.type == "cpu" and tensor.numel():
+            if tensor.device.type == "cpu" and tensor.numel():
                 raise ValueError(f"Pointer argument (at {i}) cannot be accessed from Triton (cpu tensor?)")
 
 
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
 # -- what a kernel reads and writes -------------------------------------------------------------------------------
 
 _functions: dict[int, tuple[Any, Function | None]] = {}  # by the kernel's id, which is kept alive
-_known: dict[Any, Accesses] = {}
+_known: dict[Any, tuple[Accesses, dict[str, Any]]] = {}  # with the constants, whose ids are in the keys
 
 
 def _accesses(kernel: Any, arguments: Mapping[str, Any]) -> Accesses:
@@ -141,16 +141,15 @@ def _accesses(kernel: Any, arguments: Mapping[str, Any]) -> Accesses:
         if name in constexprs or not isinstance(arguments[name], (int, float)) or arguments[name] is None
     }
     key = (id(kernel), *((name, _key_of(value)) for name, value in constants.items()))
-    found = _known.get(key)
-    if found is None:
+    if key not in _known:
         try:
             found = accesses_of(function, constants)
         except RecursionError:
             found = Accesses(everything, everything)
         if not found.writes:  # a kernel that stores nothing has no effect: its stores were not recognised
             found = Accesses(everything, everything)
-        _known[key] = found
-    return found
+        _known[key] = found, constants
+    return _known[key][0]
 
 
 def _constant(value: Any, function: Function) -> Any:
