@@ -325,6 +325,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         "WINDTUNNEL_WITH=apex simulates it",
     ),
     (
+        r"the package for FlashAttention3 doesn't seem to be installed",
+        "the script asks transformers for FlashAttention-3, which is not installed in this Python: "
+        "WINDTUNNEL_WITH=flash_attn_interface simulates it",
+    ),
+    (
         r"No module named '(?P<a>mamba_ssm|causal_conv1d)\b",
         "the script needs {a}, whose Python must be installed; its kernels are simulated, so without them is enough: "
         "MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation mamba-ssm "
