@@ -67,7 +67,9 @@ def run_routing(routing: str, device: str, n_ranks: int, words: list[str]) -> Ou
         )  # fmt: skip
         seconds = time.perf_counter() - start
         if done.returncode not in (0, 4):
-            raise SystemExit(f"the run with {routing} routing failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise SystemExit(
+                f"the run with {routing} routing failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
         report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
     peaks = [rank["peak_with_fragments_bytes"] for rank in report["ranks"]]
     return Outcome(done.returncode == 0, max(peaks), min(peaks), report["time"]["step_seconds"], seconds)
@@ -84,7 +86,9 @@ def main() -> None:
     print(
         f"{options.experts} experts on {options.ranks} ranks of {options.device}, {options.tokens:,} tokens each, top-8"
     )
-    print(f"{'routing':10} {'fullest rank':>13} {'emptiest rank':>14} {'fits':>5} {'step':>10} {'dry run':>9}")
+    print(
+        f"{'routing':10} {'fullest rank':>13} {'emptiest rank':>14} {'fits':>5} {'step':>10} {'dry run':>9}"
+    )
     for routing in ROUTINGS:
         found = run_routing(routing, options.device, options.ranks, words)
         print(

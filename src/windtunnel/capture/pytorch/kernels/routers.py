@@ -95,7 +95,7 @@ def decide_ids(ids: Tensor, n_choices: int) -> bool:
 
 def count_lazily(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
     """Let `result`, which a handler allocated, hold what the operator computes of ids that were just chosen."""
-    from windtunnel.capture.pytorch.kernels.lazy_values import derive  # late: few programs need it
+    from windtunnel.capture.pytorch.kernels.lazy_nodes import derive  # late: few programs need it
 
     shape = tuple(result.shape)
     spec = ("new", shape, result.stride(), result.dtype, result.numel() * result.element_size())
@@ -116,9 +116,9 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
     is_score = dim is None or is_floating(scores.dtype)
     if not is_small or not is_score or not covers_storage(indices, target) or not indices.is_contiguous():
         return
-    from windtunnel.capture.pytorch.kernels import lazy_values  # late: few programs need it
+    from windtunnel.capture.pytorch.kernels import lazy_nodes, lazy_values  # late: few programs need them
 
-    if isinstance(sim.values, lazy_values.Lazy):
+    if isinstance(sim.values, lazy_nodes.Lazy):
         return
     preferred = sim.values if isinstance(sim.values, lazy_values.Preferred) else None
     axis = 0 if dim is None or not scores.dim() else dim % scores.dim()
@@ -133,14 +133,14 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
         n_chosen,
         (1.0,) * n_choices if is_positional else routing.weights(n_choices, n_chosen, path, number),
         None if preferred is None else preferred.allowed,
-        None if preferred is None else (tuple(scores.shape), scores.stride(), int(scores.storage_offset()), axis),
+        None
+        if preferred is None
+        else (tuple(scores.shape), scores.stride(), int(scores.storage_offset()), axis),
         is_positional,
     )
     inputs = [] if preferred is None else [preferred.allowed]
-    choice = lazy_values.interned(
-        plan, lambda: lazy_values.Choice(plan, target.n_bytes, inputs, plan.indices)
-    )
-    assert isinstance(choice, lazy_values.Choice)
+    choice = lazy_nodes.interned(plan, lambda: lazy_nodes.Choice(plan, target.n_bytes, inputs, plan.indices))
+    assert isinstance(choice, lazy_nodes.Choice)
     is_covered = routing.covers(n_choices, path, number)
     choice.report = lambda line: recorder.note_router(line, n_choices, n_chosen, is_covered)
     choice.lines[recorder.user_line()] = None
