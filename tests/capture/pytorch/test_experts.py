@@ -138,7 +138,9 @@ def test_tokens_above_the_capacity_of_an_expert_are_dropped():
         return torch.logical_and(routing_map, capacity_mask).sum(0).tolist()
 
     assert simulate(program).answer == [256] * 8
-    assert simulate(program, routing="worst").answer == [320, 320, 0, 0, 0, 0, 0, 0]
+    run = simulate(program, routing="worst")
+    assert run.answer == [320, 320, 0, 0, 0, 0, 0, 0]
+    assert [r["experts"] for r in run.recording.footer["routing"]["routers"]] == [8]
 
 
 def test_a_running_count_stays_one_number():

@@ -122,16 +122,15 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
         return
     preferred = sim.values if isinstance(sim.values, lazy_values.Preferred) else None
     axis = 0 if dim is None or not scores.dim() else dim % scores.dim()
-    recorder, routing = world.recorder, world.routing
-    path, number = _router_here(n_choices)
     is_positional = preferred is not None and preferred.axis not in (None, axis)
+    router = None if is_positional else _router_here(n_choices)
     plan = _Plan(
         tuple(indices.shape),
         indices.dtype,
         axis if dim is not None and scores.dim() == indices.dim() else None,
         n_choices,
         n_chosen,
-        (1.0,) * n_choices if is_positional else routing.weights(n_choices, n_chosen, path, number),
+        (1.0,) * n_choices if router is None else world.routing.weights(n_choices, n_chosen, *router),
         None if preferred is None else preferred.allowed,
         None
         if preferred is None
@@ -141,10 +140,11 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
     inputs = [] if preferred is None else [preferred.allowed]
     choice = lazy_nodes.interned(plan, lambda: lazy_nodes.Choice(plan, target.n_bytes, inputs, plan.indices))
     assert isinstance(choice, lazy_nodes.Choice)
-    is_covered = routing.covers(n_choices, path, number)
-    choice.report = lambda line: recorder.note_router(line, n_choices, n_chosen, is_covered)
-    choice.lines[recorder.user_line()] = None
     target.values = choice
+    if router is not None:
+        recorder, is_covered = world.recorder, world.routing.covers(n_choices, *router)
+        choice.report = lambda line: recorder.note_router(line, n_choices, n_chosen, is_covered)
+        choice.lines[recorder.user_line()] = None
 
 
 @dataclass(frozen=True, slots=True)
