@@ -130,3 +130,67 @@ def test_fsdp_takes_a_device_by_its_number():
         return str(sharded.compute_device)
 
     assert simulate(program, world_size=2).answer == "cuda:0"
+
+
+def test_ddp_finds_unused_parameters():
+    """The default of Hugging Face's Trainer; torch's reducer wants pinned host memory for it."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x, is_second):
+            return self.sometimes(self.always(x)) if is_second else self.always(x)
+
+    def program():
+        dist.init_process_group("nccl")
+        found = []
+        model = nn.parallel.DistributedDataParallel(Two().cuda(), find_unused_parameters=True)
+        for is_second in (False, True, False):
+            model(torch.randn(2, 8, device="cuda"), is_second).sum().backward()
+            found.append(model.module.sometimes.weight.grad is not None)
+            model.zero_grad()
+        still = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda(), static_graph=True)
+        still(torch.randn(2, 8, device="cuda")).sum().backward()
+        return found, still.module.weight.grad is not None
+
+    assert simulate(program, world_size=2).answer == ([False, True, False], True)
+
+
+def test_fsdp_by_device_number_knows_the_optimizer_state_of_other_ranks():
+    def program():
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4))
+        model = FSDP(layers, device_id=torch.cuda.current_device(), use_orig_params=True)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randn(2, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        FSDP.optim_state_dict(model, optimizer)
+        return str(torch.nn.utils.parameters_to_vector(model.parameters()).device)
+
+    assert simulate(program, world_size=2, rank=1).answer == "cuda:1"
+
+
+def test_trunc_normal_ends_on_a_dtensor():
+    def program():
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("nccl")
+        layer = nn.Linear(2048, 2048, device="cuda")
+        fully_shard(layer, mesh=dist.init_device_mesh("cuda", (2,)))
+        for std, limit in ((0.02, 2.0), (1.0, 2.0), (0.02, 0.001)):
+            nn.init.trunc_normal_(layer.weight, std=std, a=-limit, b=limit)
+        return type(layer.weight).__name__
+
+    run = simulate(program, world_size=2)
+    assert run.answer == "DTensor"
+    assert len(run.op_names) < 100
+
+
+def test_a_number_alone_is_a_device_of_the_run():
+    def program():
+        return [str(torch.zeros(1).to(torch.device(i)).device) for i in (0, 1)]
+
+    assert simulate(program, n_devices=2).answer == ["cuda:0", "cuda:1"]

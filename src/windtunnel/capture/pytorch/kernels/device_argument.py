@@ -37,7 +37,12 @@ def resolve_device(device: Any) -> torch.device:
     elif not isinstance(device, torch.device):
         device = torch.device(device)
     if device.type == store.SIM.type and device.type != world.device_type:
-        return world.target or world.default_device  # torch's own code passed our device back
+        if device.index:
+            device = torch.device(
+                world.device_type, device.index
+            )  # torch.device(3): of the extension backend
+        else:
+            return world.target or world.default_device  # torch's own code passed our device back
     if device.type in world.aliases:
         device = (
             torch.device(world.device_type)

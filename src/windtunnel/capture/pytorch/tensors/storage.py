@@ -25,6 +25,7 @@ __all__ = [
     "CPU",
     "KNOWN_VALUE_LIMIT",
     "NO_DEVICE",
+    "PINNED",
     "SimStorage",
     "World",
     "attach",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 BACKEND = "simulated"
+PINNED = "_windtunnel_pinned"  # attribute of a host storage that the program pinned
 CPU = torch.device("cpu")
 WORKSPACE = int(Role.WORKSPACE)
 KNOWN_VALUE_LIMIT = 1 << 18  # bytes: values of small tensors are carried along while every input is known

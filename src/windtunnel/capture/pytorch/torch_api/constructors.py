@@ -89,7 +89,8 @@ def _factory(original: Callable[..., Tensor], name: str) -> Callable[..., Tensor
         if device is None:
             device = ambient_device()
         device = resolve_device(device)
-        kwargs.pop("pin_memory", None)  # the host's memory counts as pinned
+        if kwargs.pop("pin_memory", False) and device.type == "cpu":
+            return construct(*args, **{**kwargs, "device": device}).pin_memory()
         if device.type == "cpu" and compiling.depth:  # a compiler computes with it
             return original(*args, **kwargs)
         if is_simulated_device(device):

@@ -45,7 +45,7 @@ def install_cuda_build(profile: DeviceProfile) -> None:
     _install_pools(cuda)
     for name, answer in _readings(cuda).items():
         setattr(cuda, name, answer)
-    cuda.nvtx._nvtx = torch._C._nvtx  # type: ignore[attr-defined]
+    cuda.nvtx._nvtx = torch._C._nvtx
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

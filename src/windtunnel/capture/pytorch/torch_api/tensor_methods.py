@@ -23,7 +23,7 @@ from windtunnel.capture.pytorch.kernels.device_argument import (
 from windtunnel.capture.pytorch.kernels.known_values import values_of
 from windtunnel.capture.pytorch.kernels.unknown_values import unknown_value
 from windtunnel.capture.pytorch.tensors import storage as store
-from windtunnel.capture.pytorch.tensors.storage import sim_of, world
+from windtunnel.capture.pytorch.tensors.storage import PINNED, sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import is_traced, traced_device
 from windtunnel.capture.pytorch.torch_api.legacy_types import install_host_types, legacy_type_of
 from windtunnel.capture.pytorch.torch_api.saving import move_storage
@@ -58,8 +58,8 @@ def install_tensor_methods() -> None:
     patched.__setitem__ = _setitem(Tensor.__setitem__)
     patched.__repr__ = _repr(Tensor.__repr__)
     patched.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)
-    patched.pin_memory = lambda self, device=None: self
-    patched.is_pinned = lambda self, device=None: _device_of(self).type == "cpu"
+    patched.pin_memory = _pin_memory
+    patched.is_pinned = lambda self, device=None: getattr(self.untyped_storage(), PINNED, False)
     patched.share_memory_ = _unless_simulated(Tensor.share_memory_)
     patched._make_wrapper_subclass = staticmethod(_wrapping(Tensor._make_wrapper_subclass))
 
@@ -275,6 +275,13 @@ def _deep_twin(self: Tensor, memo: dict[int, Any]) -> Tensor:
     if copied is None:
         copied = memo[storage._cdata] = move_storage(storage, storage.device)
     return store.attach(copied, self.storage_offset(), tuple(self.shape), self.stride(), self.dtype)
+
+
+def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """All host memory is copied from as if it were pinned; programs ask which is."""
+    if _device_of(self).type == "cpu" and not world.is_worker:
+        setattr(self.untyped_storage(), PINNED, True)
+    return self
 
 
 def _unless_simulated(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -24,6 +24,7 @@ from windtunnel.capture.pytorch.kernels.known_values import discard_values
 from windtunnel.capture.pytorch.kernels.registration import composite_kernel
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.world.checkpoint_plans import gathering_plans
+from windtunnel.capture.pytorch.world.ddp_pinned import install_ddp_pinned
 from windtunnel.capture.pytorch.world.fsdp1 import install_fsdp1
 from windtunnel.capture.pytorch.world.nccl import install_nccl
 from windtunnel.capture.pytorch.world.process_group import SimulatedGroup
@@ -69,6 +70,7 @@ def install_distributed(rank: int, world_size: int, messages: RankMessages | Non
         _replace(name, SimulatedStore)
     _register_functional_collectives()
     install_fsdp1()
+    install_ddp_pinned()
 
 
 def _order_files(rank: int, world_size: int, messages: RankMessages) -> None:

@@ -25,7 +25,7 @@ _VERSION = (2, 27, 3)
 _BaseOptions: Any = bindings.Backend.Options
 
 
-class NCCLConfig:
+class _NCCLConfig:
     """`ncclConfig_t`, with NCCL's own defaults."""
 
     def __init__(self) -> None:
@@ -40,25 +40,25 @@ class NCCLConfig:
         return 0
 
 
-class Options(_BaseOptions):
+class _Options(_BaseOptions):
     """`ProcessGroupNCCL.Options`."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         super().__init__("nccl", _TIMEOUT)
         self.is_high_priority_stream = is_high_priority_stream
-        self.config = NCCLConfig()
+        self.config = _NCCLConfig()
         self.split_from: Any = None
         self.split_color = 0
 
-    def __copy__(self) -> Options:
-        made = Options(self.is_high_priority_stream)
+    def __copy__(self) -> _Options:
+        made = _Options(self.is_high_priority_stream)
         made.__dict__.update(self.__dict__)
         made._timeout = self._timeout
         return made
 
-    def __deepcopy__(self, memo: Any) -> Options:
+    def __deepcopy__(self, memo: Any) -> _Options:
         made = self.__copy__()
-        made.config = NCCLConfig()
+        made.config = _NCCLConfig()
         made.config.__dict__.update(self.config.__dict__)
         return made
 
@@ -66,19 +66,19 @@ class Options(_BaseOptions):
 class ProcessGroupNCCL(SimulatedBackend):
     """NCCL under a simulated group: timeouts, aborts and memory pools are accepted, and do nothing."""
 
-    Options = Options
-    NCCLConfig = NCCLConfig
+    Options = _Options
+    NCCLConfig = _NCCLConfig
     NCCL_CTA_POLICY_DEFAULT: ClassVar[int] = 0
     NCCL_CTA_POLICY_EFFICIENCY: ClassVar[int] = 1
     NCCL_CTA_POLICY_ZERO: ClassVar[int] = 2
     uid = 0
 
     def __init__(
-        self, store: Any = None, rank: int = 0, size: int = 1, options: Options | None = None
+        self, store: Any = None, rank: int = 0, size: int = 1, options: _Options | None = None
     ) -> None:
         super().__init__("nccl")
         self._rank, self._size = rank, size
-        self.options = options if isinstance(options, Options) else Options()
+        self.options = options if isinstance(options, _Options) else _Options()
 
     def rank(self) -> int:
         return self._rank
@@ -109,7 +109,7 @@ def install_nccl() -> None:
     """Put the class where a CUDA build has it; a CUDA build's own would look for a driver."""
     ProcessGroupNCCL.__module__ = c10d.__name__
     for module in (bindings, c10d, dist):
-        module.ProcessGroupNCCL = ProcessGroupNCCL  # type: ignore[attr-defined, misc, assignment]
+        vars(module)["ProcessGroupNCCL"] = ProcessGroupNCCL
     c10d._NCCL_AVAILABLE = True
     for module in (c10d, constants):
-        module.default_pg_nccl_timeout = _TIMEOUT
+        vars(module)["default_pg_nccl_timeout"] = _TIMEOUT
