@@ -30,7 +30,6 @@ def _karpathy() -> tuple[Case, ...]:
         Group("minGPT", start_in="projects/adder", paths=(".",))("single", "adder.py", "--steps 4"),
         more("Transformer", "makemore.py --device cuda --max-steps 5 -n 1"),
         more("bigram, CPU", "makemore.py --type bigram --max-steps 5 -n 0", "--device cpu"),
-        Group("ng-video-lecture", data={"input.txt": "lines/input.txt"})("single", "gpt.py", "--steps 4"),
         Group("build-nanogpt", data={"edu_fineweb10B": "shards"}, packages=("byte-tiktoken",))("AMP bf16", "train_gpt2.py", "--steps 1", fails="network"),
         tokens("single", f"{bins} --dtype bfloat16 --flash 1 --tensorcores 1"),
         tokens("compile", f"{bins} --dtype bfloat16 --compile 1"),
@@ -41,7 +40,7 @@ def _karpathy() -> tuple[Case, ...]:
 
 
 def _torchbench() -> tuple[Case, ...]:
-    bench = Group("benchmark")
+    bench = Group("benchmark", variables={"TORCH_HOME": "{data}/torch-home"})
     return tuple(
         bench(f"{name}, {mode}", f"run.py {name} -d cuda -t {mode}")
         for name, mode in (
