@@ -67,7 +67,9 @@ def _libraries() -> tuple[Case, ...]:
         "dataset.split=train max_steps_per_epoch=2 batch_size=2 gradient_accumulation_steps=1 optimizer._component_=torch.optim.AdamW "
     )
     full = settings.format(model="llama2")
-    megatron = Group("Megatron-LM", paths=(".",), variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    megatron = Group(
+        "Megatron-LM", paths=(".",), variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, fails="Python 3.12"
+    )
     gpt = (
         "pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
         "--micro-batch-size 2 --global-batch-size 8 --train-iters 3 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer "
