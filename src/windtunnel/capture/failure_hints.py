@@ -176,6 +176,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"invalid device ordinal",
         "the script uses a device this machine does not have: set --world-size or --nproc-per-node",
     ),
+    (
+        r"waits for the key 'rpc_prefix",
+        "torch.distributed.rpc is not simulated, because its ranks run each other's functions: dry-run the training loop"
+        " with DDP, FSDP or one device",
+    ),
     # -- parallel strategy
     (
         r"[Ww]orld[_ ]?size\D*(?P<a>\d+).*?not (?:be )?divisible by (?P<b>.*\d.*)",
