@@ -52,7 +52,7 @@ when = "n == {n_experts}"
 bytes = "33555456 if capability >= 90 else 4194304"
 lifetime = "process"
 accuracy = "exact"
-source = "Megatron-core transformer/moe/moe_utils.py, RouterGatingLinearFunction; TransformerEngine pytorch/cpp_extensions/gemm.py"
+source = "Megatron-core moe_utils.py, RouterGatingLinearFunction; TransformerEngine pytorch/cpp_extensions/gemm.py"
 """
 
 # What each of these tests sets and the published list omits: it concerns the update, not the model.

@@ -6,14 +6,18 @@ that it is kept: kernels of a graph write there at the next replay.
 
 from __future__ import annotations
 
-__all__ = ["FIRST_POOL_STREAM", "is_pool"]
+from collections.abc import Hashable
 
-# The number of such a stream is this plus its device's. Streams of a script are counted from 0; those of a memory snapshot are
-# addresses, none of which is in the first megabyte.
-FIRST_POOL_STREAM = 1 << 16
-_MOST_DEVICES = 1 << 12
+__all__ = ["is_pool_stream", "pool_stream"]
+
+# Snapshots of real runs number streams by address, and no program has objects below 1 MiB.
+_FIRST = 0xF_FF00
 
 
-def is_pool(stream: object) -> bool:
-    """Whether the memory of this stream is kept."""
-    return isinstance(stream, int) and FIRST_POOL_STREAM <= stream < FIRST_POOL_STREAM + _MOST_DEVICES
+def pool_stream(device_index: int) -> int:
+    """The number of the stream that the CUDA graphs of this device allocate on."""
+    return _FIRST + device_index
+
+
+def is_pool_stream(stream: Hashable) -> bool:
+    return isinstance(stream, int) and _FIRST <= stream < _FIRST + 0x100

@@ -130,6 +130,10 @@ def test_a_mistake_is_one_plain_sentence(sentences, mistake):
             "[ERROR] Execute user Python code failed, check 'Python Call Stack' above.\n",
             "the dataset's own code raised FileNotFoundError: no part in text.py:8",
         ),
+        (
+            "rank 0 waits for the key 'rpc_prefix_0/0/1', which neither it nor rank 0 sets",
+            "torch.distributed.rpc is not simulated",
+        ),
         ("something else", "the script raised RuntimeError: something else"),
         ("", "the script raised RuntimeError"),
     ],

@@ -20,7 +20,7 @@ RANK_FIELDS = {
     "peak_at": {"step": WHOLE, "op": TEXT, "module": TEXT, "phase": TEXT},
     "at_peak_bytes": dict.fromkeys(
         ("weights", "gradients", "optimizer", "activations", "inputs", "temporary", "workspace",
-         "communication"), WHOLE,
+         "communication", "frozen", "copies"), WHOLE,
     ),
     "step_time_us": None, "build_time_us": dict, "unknown_values": list, "error": None,
 }  # fmt: skip

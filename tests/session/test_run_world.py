@@ -130,6 +130,37 @@ def test_a_sender_that_stops_after_its_steps_does_not_leave_the_others_waiting(t
     assert [rank["steps"] for rank in report["ranks"]] == [2, 2]
 
 
+SHARES = """
+import os, time
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 7)).cuda()
+if rank == 0:
+    time.sleep(0.5)  # on a cluster, too, it may be late
+    torch.save(model.state_dict(), "whole.pt")
+dist.barrier()
+model.load_state_dict(torch.load("whole.pt", map_location="cuda"))
+fully_shard(model)
+state = {"model": model.state_dict()}
+dcp.save(state, checkpoint_id="parts")
+dist.barrier()
+dcp.load(state, checkpoint_id="parts")
+model.load_state_dict(state["model"])
+print("files", sorted(os.listdir("parts")))
+"""
+
+
+def test_a_rank_loads_what_another_has_saved_in_the_same_run(tmp_path):
+    (tmp_path / "train.py").write_text(SHARES)
+    done, report = _run("--world-size", 2, "--ranks", "all", "-v", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert [rank["status"] for rank in report["ranks"]] == ["ok", "ok"]
+    assert done.stdout.count("files ['.metadata', '__0_0.distcp', '__1_0.distcp']") == 2
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "train.py", tmp_path / "windtunnel-out"]
+
+
 def test_what_ranks_tell_each_other_arrives_whole(tmp_path):
     done, report = _run("--world-size", 2, "--level", 0, "-v", SCRIPTS / "messages.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout

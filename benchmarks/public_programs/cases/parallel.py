@@ -37,21 +37,22 @@ def _examples() -> tuple[Case, ...]:
 def _torchtitan() -> tuple[Case, ...]:
     titan = Group("torchtitan", data={"tests/assets/c4_test/data.json": "lines/c4.json"}, paths=(".",))
 
-    def train(world: int, words: str, module: str = "llama3") -> str:
+    def train(world: int, words: str = "", module: str = "llama3", backend: str = "partial_dtensor") -> str:
         return (
             f"torchrun --nproc_per_node={world} -m torchtitan.train --module {module} --config {module}_debugmodel "
-            f"--training.steps 2 {words}"
+            f"--training.steps 2 --parallelism.spmd_backend {backend} {words}"
         )
 
     return (
-        titan("FSDP2 2", train(2, "")),
+        titan("FSDP2 2", train(2)),
         titan("FSDP2 2 x TP 2", train(4, "--parallelism.tensor_parallel_degree 2")),
         titan(
             "PP 2",
             train(2, "--parallelism.pipeline_parallel_degree 2 --parallelism.data_parallel_shard_degree 1"),
         ),
         titan("FSDP2 2, compile", train(2, "--compile.enable")),
-        titan("DeepSeek V3, FSDP2 2", train(2, "", "deepseek_v3")),
+        titan("DeepSeek V3, FSDP2 2", train(2, module="deepseek_v3")),
+        titan("FSDP2 2, spmd_types", train(2, backend="spmd_types"), fails="torch"),
     )
 
 
@@ -66,7 +67,9 @@ def _libraries() -> tuple[Case, ...]:
         "dataset.split=train max_steps_per_epoch=2 batch_size=2 gradient_accumulation_steps=1 optimizer._component_=torch.optim.AdamW "
     )
     full = settings.format(model="llama2")
-    megatron = Group("Megatron-LM", paths=(".",), variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    megatron = Group(
+        "Megatron-LM", paths=(".",), variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, fails="Python 3.12"
+    )
     gpt = (
         "pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
         "--micro-batch-size 2 --global-batch-size 8 --train-iters 3 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer "

@@ -132,14 +132,25 @@ def _autoencoder(folder: Path) -> None:
 
 
 def _torchtune(folder: Path) -> None:
-    """A two-layer Llama 2 as a torchtune checkpoint; the tokenizer is the one of its tests."""
+    """A two-layer Llama 2 under torchtune's names."""
     import torch
-    from torchtune.models.llama2 import llama2
 
-    model = llama2(
-        vocab_size=32_000, num_layers=2, num_heads=8, embed_dim=512, max_seq_len=2048, num_kv_heads=8
-    )
-    torch.save({"model": model.state_dict()}, folder / "model.pt")
+    width, hidden, words = 512, 1536, 32_000
+    shapes = {
+        "tok_embeddings.weight": (words, width),
+        "norm.scale": (width,),
+        "output.weight": (words, width),
+    }
+    for i in range(2):
+        layer = f"layers.{i}"
+        shapes |= {
+            f"{layer}.attn.{name}.weight": (width, width)
+            for name in ("q_proj", "k_proj", "v_proj", "output_proj")
+        }
+        shapes |= {f"{layer}.{name}.scale": (width,) for name in ("sa_norm", "mlp_norm")}
+        shapes |= {f"{layer}.mlp.w1.weight": (hidden, width), f"{layer}.mlp.w3.weight": (hidden, width)}
+        shapes |= {f"{layer}.mlp.w2.weight": (width, hidden)}
+    torch.save({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.pt")
 
 
 DATA: dict[str, Callable[[Path], None]] = {

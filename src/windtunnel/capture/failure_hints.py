@@ -176,6 +176,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"invalid device ordinal",
         "the script uses a device this machine does not have: set --world-size or --nproc-per-node",
     ),
+    (
+        r"waits for the key 'rpc_prefix",
+        "torch.distributed.rpc is not simulated, because its ranks run each other's functions: dry-run the training loop"
+        " with DDP, FSDP or one device",
+    ),
     # -- parallel strategy
     (
         r"[Ww]orld[_ ]?size\D*(?P<a>\d+).*?not (?:be )?divisible by (?P<b>.*\d.*)",
@@ -323,6 +328,11 @@ _RULES: tuple[tuple[str, str], ...] = (
         r"(?P<a>persist_layer_norm|[Ss]equence parallel) not supported by torch LayerNorm",
         "Megatron-core's local layers take Apex's layer norm for {a}, and Apex is not installed in this Python: "
         "WINDTUNNEL_WITH=apex simulates it",
+    ),
+    (
+        r"the package for FlashAttention3 doesn't seem to be installed",
+        "the script asks transformers for FlashAttention-3, which is not installed in this Python: "
+        "WINDTUNNEL_WITH=flash_attn_interface simulates it",
     ),
     (
         r"No module named '(?P<a>mamba_ssm|causal_conv1d)\b",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel.cluster.program import Lane, LaneKind, StepProgram, Work
-from windtunnel.pool_streams import FIRST_POOL_STREAM
+from windtunnel.pool_streams import is_pool_stream
 
 __all__ = ["lanes_of"]
 
@@ -27,7 +27,7 @@ def lanes_of(program: StepProgram) -> tuple[tuple[Lane, ...], dict[int, int], np
             streams[number] = len(lanes)
             if not program.is_synchronous:
                 lane[is_kernel & (program.stream == number)] = len(lanes)
-            name = "CUDA graphs" if number >= FIRST_POOL_STREAM else f"stream {number}"
+            name = "CUDA graphs" if is_pool_stream(number) else f"stream {number}"
             lanes.append(Lane(LaneKind.STREAM, name, number))
     channels: dict[tuple[int, ...], int] = {}
     for i in np.flatnonzero(np.isin(program.work, _COMMUNICATION)).tolist():

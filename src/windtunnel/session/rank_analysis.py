@@ -166,7 +166,7 @@ def _routing(outcome: Mapping[str, Any]) -> RoutingResult | None:
 def _routing_notes(routing: RoutingResult | None) -> list[str]:
     if routing is None:
         return []
-    first, *others = routing.routers
+    first, *others = sorted(routing.routers, key=lambda router: -router.experts)
     lines = first.where if not others else f"{first.where} and {len(others)} more"
     rest = [policy for policy in ("balanced", "zipf:1.2", "worst") if policy != routing.policy]
     return [

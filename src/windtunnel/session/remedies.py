@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from windtunnel.capture.routing import routing_of
 from windtunnel.errors import WindtunnelError
 from windtunnel.events.model import Recording
 from windtunnel.memory.checkpoint_units import checkpoint_units
@@ -32,6 +33,7 @@ Tell = Callable[[str], None]
 _WORTH_A_TRY = 0.05  # of the peak: a smaller saving is not worth a dry run
 _BATCH_TRIES = 4
 _N_CHUNKS = 8
+_ROUTINGS = ("zipf:1.2", "worst")
 _COMFORTABLE = 0.97  # of the usable memory: the target of the first batch size tried
 _MOST_ROOM = 64  # times the batch: beyond that, memory is no longer the limit
 _NOT_A_MICRO_BATCH = re.compile(r"global|eval|val|test|predict|num|\bn_batch|batches", re.I)
@@ -68,7 +70,11 @@ def find_remedies(
         if recorded is None:
             recorded = read_recorded(request, task_of(request, rank.rank).recording_path)
         is_tight = not rank.fits or rank.n_retries
-        found = trial.to_fit(recorded) if is_tight else [*trial.to_grow(recorded.recording)]
+        found = (
+            trial.to_fit(recorded)
+            if is_tight
+            else [*trial.to_grow(recorded.recording), *trial.other_routings()]
+        )
     except (WindtunnelError, OSError):
         return ()  # the run has its verdict; no advice without a simulation
     finally:
@@ -229,6 +235,19 @@ class _Trial:
             yield self._remedy(
                 what, batch.how(least), batch.asked_for(self.request, least), figures[least], grows=True
             )
+
+    def other_routings(self) -> Iterator[Remedy]:
+        """Find what this rank needs when tokens are spread less evenly over the experts."""
+        for text in _ROUTINGS if self.rank.routing is not None else ():
+            if text == self.request.routing.text:
+                continue
+            changed = replace(self.request, routing=routing_of(text))
+            self._tell(f"trying {text} routing")
+            result = self._ask(changed)
+            if result is not None:
+                yield self._remedy(
+                    f"{text} routing of tokens to experts", f"--routing {text}", changed, result
+                )
 
     def _search(
         self, batch: _Batch, request: RunRequest, figures: dict[int, RankResult], least: int, most: int

@@ -9,7 +9,7 @@ from torch import nn
 from tests.capture.pytorch.simulated import needs_compiler, simulate
 from windtunnel.events.model import Alloc, Free, Op, Phase
 from windtunnel.memory import Allocator
-from windtunnel.pool_streams import FIRST_POOL_STREAM
+from windtunnel.pool_streams import is_pool_stream, pool_stream
 
 pytestmark = needs_compiler
 ROWS, WIDTH = 128, 1024
@@ -47,7 +47,7 @@ def replayed():
 
 def in_pool(done, kind):
     events = [e for e in done.events if isinstance(e, kind)]
-    return [e for e in events if e.stream >= FIRST_POOL_STREAM]
+    return [e for e in events if is_pool_stream(e.stream)]
 
 
 def test_operators_of_a_compiled_region_belong_to_the_modules_inside(replayed):
@@ -96,7 +96,7 @@ def test_outputs_that_the_program_still_holds_are_taken_back_when_the_next_itera
 
 def test_a_cache_release_leaves_the_pools_of_cuda_graphs_alone():
     allocator = Allocator.named("cuda")
-    for stream in (0, FIRST_POOL_STREAM):
+    for stream in (0, pool_stream(0)):
         allocator.alloc(stream, 32 << 20, stream)
         allocator.free(stream)
     allocator.empty_cache()

@@ -229,11 +229,18 @@ def test_a_kernel_compiled_with_nvrtc_is_recorded():
     assert result.answer == 1.0  # it may have been written
 
 
-@pytest.mark.parametrize("how", ["__dlpack__", "__cuda_array_interface__"])
-def test_the_memory_of_a_simulated_tensor_cannot_be_shared(how):
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda x: x.__dlpack__(),
+        lambda x: x.__cuda_array_interface__,
+        lambda x: torch.utils.dlpack.to_dlpack(x),
+        lambda x: torch.from_dlpack(x),
+    ],
+)
+def test_the_memory_of_a_simulated_tensor_cannot_be_shared(share):
     def program():
-        found = getattr(torch.zeros(8, device="cuda"), how)
-        found()
+        share(torch.zeros(8, device="cuda"))
 
     error = simulate(program, is_ok=False).error
     assert error.startswith("a library outside torch asked for the memory of a simulated tensor")

@@ -287,3 +287,12 @@ def test_which_token_goes_to_which_expert_is_known_when_it_is_computed_from_know
     result = simulate(program)
     assert result.answer == [256] * 128
     assert result.unknown_values == []
+
+
+def test_distributions_accept_unknown_arguments():
+    def program():
+        probabilities = torch.zeros(4, 2, device="cuda").uniform_().softmax(1)
+        chosen = torch.distributions.Categorical(probabilities)
+        return tuple(chosen.log_prob(chosen.sample()).shape)
+
+    assert simulate(program).answer == (4,)

@@ -22,7 +22,7 @@ from torch._dynamo.mutation_guard import GenerationTracker
 from torch._inductor import cudagraph_trees
 
 from windtunnel.capture.pytorch.tensors.storage import SimStorage, new_tensor, sim_of, sims, world
-from windtunnel.pool_streams import FIRST_POOL_STREAM
+from windtunnel.pool_streams import pool_stream
 
 __all__ = ["graphed", "install_cuda_graphs"]
 
@@ -36,9 +36,8 @@ class _Graph:
     written: Sequence[int]  # inputs that it writes to
     is_forward: bool
     is_backward: bool
-    warm: set[tuple[int, ...]] = field(
-        default_factory=set
-    )  # sizes for which it has run; each is a graph of its own
+    # The sizes (of dynamic shapes) for which it has run: each is a graph of its own.
+    warm: set[tuple[int, ...]] = field(default_factory=set)
 
 
 class _Pool:
@@ -46,13 +45,12 @@ class _Pool:
 
     def __init__(self, device_index: int) -> None:
         device = torch.device(world.device_type, device_index)
-        self.stream: Any = torch.cuda.Stream(device, number=FIRST_POOL_STREAM + device_index)
+        self.stream: Any = torch.cuda.Stream(device, number=pool_stream(device_index))
         self.generation = -1
         self.is_warming_up = False  # after a warm-up, all calls of this iteration are warm-ups
         self.has_forward_without_backward = False
-        self.outputs: dict[
-            int, int
-        ] = {}  # of this path: address of torch's storage -> number of the allocation
+        # Of this path: address of torch's storage -> number of the allocation.
+        self.outputs: dict[int, int] = {}
 
     def run(self, graph: _Graph, inputs: list[Any]) -> Sequence[Any]:
         """Call the function as CUDAGraphTreeManager does."""

@@ -217,7 +217,7 @@ def follow_values(
     if n_bytes > INTEGER_LIMIT or n_floating > KNOWN_VALUE_LIMIT:
         discard_values(results)  # what it wrote to is among them
         if not n_floating and n_bytes <= _LAZY_LIMIT and all(s[0] == "new" for s in entry.outputs):
-            from windtunnel.capture.pytorch.kernels.lazy_values import derive  # late: few programs need it
+            from windtunnel.capture.pytorch.kernels.lazy_nodes import derive  # late: few programs need it
 
             derive(op, args, kwargs, list(zip(results, entry.outputs, strict=True)), [])
         return

@@ -95,7 +95,7 @@ def decide_ids(ids: Tensor, n_choices: int) -> bool:
 
 def count_lazily(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
     """Let `result`, which a handler allocated, hold what the operator computes of ids that were just chosen."""
-    from windtunnel.capture.pytorch.kernels.lazy_values import derive  # late: few programs need it
+    from windtunnel.capture.pytorch.kernels.lazy_nodes import derive  # late: few programs need it
 
     shape = tuple(result.shape)
     spec = ("new", shape, result.stride(), result.dtype, result.numel() * result.element_size())
@@ -116,22 +116,21 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
     is_score = dim is None or is_floating(scores.dtype)
     if not is_small or not is_score or not covers_storage(indices, target) or not indices.is_contiguous():
         return
-    from windtunnel.capture.pytorch.kernels import lazy_values  # late: few programs need it
+    from windtunnel.capture.pytorch.kernels import lazy_nodes, lazy_values  # late: few programs need them
 
-    if isinstance(sim.values, lazy_values.Lazy):
+    if isinstance(sim.values, lazy_nodes.Lazy):
         return
     preferred = sim.values if isinstance(sim.values, lazy_values.Preferred) else None
     axis = 0 if dim is None or not scores.dim() else dim % scores.dim()
-    recorder, routing = world.recorder, world.routing
-    path, number = _router_here(n_choices)
     is_positional = preferred is not None and preferred.axis not in (None, axis)
+    router = None if is_positional else _router_here(n_choices)
     plan = _Plan(
         tuple(indices.shape),
         indices.dtype,
         axis if dim is not None and scores.dim() == indices.dim() else None,
         n_choices,
         n_chosen,
-        (1.0,) * n_choices if is_positional else routing.weights(n_choices, n_chosen, path, number),
+        (1.0,) * n_choices if router is None else world.routing.weights(n_choices, n_chosen, *router),
         None if preferred is None else preferred.allowed,
         None
         if preferred is None
@@ -139,14 +138,13 @@ def _decide(scores: Tensor, indices: Tensor, dim: int | None, n_chosen: int, n_c
         is_positional,
     )
     inputs = [] if preferred is None else [preferred.allowed]
-    choice = lazy_values.interned(
-        plan, lambda: lazy_values.Choice(plan, target.n_bytes, inputs, plan.indices)
-    )
-    assert isinstance(choice, lazy_values.Choice)
-    is_covered = routing.covers(n_choices, path, number)
-    choice.report = lambda line: recorder.note_router(line, n_choices, n_chosen, is_covered)
-    choice.lines[recorder.user_line()] = None
+    choice = lazy_nodes.interned(plan, lambda: lazy_nodes.Choice(plan, target.n_bytes, inputs, plan.indices))
+    assert isinstance(choice, lazy_nodes.Choice)
     target.values = choice
+    if router is not None:
+        recorder, is_covered = world.recorder, world.routing.covers(n_choices, *router)
+        choice.report = lambda line: recorder.note_router(line, n_choices, n_chosen, is_covered)
+        choice.lines[recorder.user_line()] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,6 +256,12 @@ def _assert_async(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     return None
 
 
+@rule("_is_all_true")
+def _is_all_true(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """torch.distributions check their arguments with it: unknown values pass, whatever a comparison made of them."""
+    return kernels.run_generic(op, args, kwargs)
+
+
 @rule("_amp_foreach_non_finite_check_and_unscale_")
 def _unscale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # A simulated gradient is assumed to be finite: GradScaler then steps, as it does in nearly every real step.

@@ -63,11 +63,13 @@ _COMPLETED: dict[str, dict[str, Callable[[types.ModuleType], None]]] = {
     "npu": {"mindspeed.op_builder.": answer_op_builders},
     "cuda": {
         "triton": partial(_late, "triton_launch", "complete_triton"),
+        "triton.runtime.interpreter": partial(_late, "triton_launch", "complete_interpreter"),
         "xformers._cpp_lib": partial(_late, "xformers", "answer_build"),
         "bitsandbytes.cextension": partial(_late, "bitsandbytes", "answer_library"),
         "bitsandbytes._ops": partial(_late, "bitsandbytes", "answer_operators"),
         "bitsandbytes.functional": partial(_late, "bitsandbytes", "answer_paged_memory"),
     },
+    "cpu": {"triton.runtime.interpreter": partial(_late, "triton_launch", "complete_interpreter")},
 }
 # Offered to libraries as well as to the program's own files: what only its own package imports, and what was there first.
 _FOR_EVERYBODY = frozenset(

@@ -11,9 +11,12 @@ and holds its buffer, but has no times to compare: the first configuration is ta
 from __future__ import annotations
 
 import inspect
+import textwrap
 import threading
 import types
 from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,10 +31,10 @@ from windtunnel.capture.pytorch.kernels.triton_pointers import (
     tested_names,
 )
 from windtunnel.capture.pytorch.packages.triton_driver import Driver
-from windtunnel.capture.pytorch.tensors.storage import sim_of
+from windtunnel.capture.pytorch.tensors.storage import sim_of, world
 from windtunnel.capture.pytorch.tensors.traced import is_traced
 
-__all__ = ["complete_triton"]
+__all__ = ["complete_interpreter", "complete_triton"]
 
 Tensor = torch.Tensor
 _MOST_BLOCKS = 65535  # along the second and third dimension of a grid
@@ -46,38 +49,53 @@ def complete_triton(triton: types.ModuleType) -> None:
     for name in ("_default", "default"):  # for reset_active, by the name this version has
         if name in vars(runtime.driver):
             setattr(runtime.driver, name, driver)
+    driver.benchmark = _benchmark(driver)
     options = _options_of(triton)
     runtime.jit.JITFunction.run = _make_run(runtime.jit.JITFunction.run, options)
     testing = getattr(triton, "testing", None)
     if testing is not None:
-        testing.do_bench = testing.do_bench_cudagraph = driver.benchmark = _benchmark(driver)
+        testing.do_bench = testing.do_bench_cudagraph = driver.benchmark
+
+
+def complete_interpreter(interpreter: types.ModuleType) -> None:
+    """With TRITON_INTERPRET=1 kernels run in Python, on tensors that have bytes."""
+    owner: Any = interpreter.InterpretedFunction
+    original = owner.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if any(sim_of(t) is not None for value in (*args, *kwargs.values()) for t in tensors_in(value)):
+            return _launch(_described(self), args, grid, warmup, kwargs)
+        return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    owner.run = run
 
 
 def _make_run(original: Any, options: frozenset[str]) -> Any:
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         tensors = [t for value in (*args, *kwargs.values()) for t in tensors_in(value)]
-        if warmup and not any(sim_of(t) is not None for t in tensors):
-            return original(
-                self, *args, grid=grid, warmup=True, **kwargs
-            )  # compiled for the device, as it asks
+        if warmup and not any(sim_of(t) is not None for t in tensors):  # compiled for the device, as it asks
+            return original(self, *args, grid=grid, warmup=True, **kwargs)
         if any(t.device.type == "meta" or is_traced(t) for t in tensors):
             return None  # somebody asks for shapes
-        names = self.signature.parameters
         for name in kwargs:
-            if name not in names and options and name not in options:
+            if name not in self.signature.parameters and options and name not in options:
                 raise KeyError(f"Keyword argument {name} was specified but unrecognised")
-        bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
-        bound.apply_defaults()
-        for hook in self.pre_run_hooks:
-            hook(*args, **kwargs)
-        _check_places(self, bound.arguments)
-        if not warmup:
-            blocks = _evaluated(grid, dict(bound.arguments))
-            if all(blocks) and not getattr(_tuning, "depth", 0):
-                _record(self, bound.arguments, blocks, kwargs)
-        return None
+        return _launch(self, args, grid, warmup, kwargs)
 
     return run
+
+
+def _launch(kernel: Any, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> None:
+    names = kernel.signature.parameters
+    bound = kernel.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
+    bound.apply_defaults()
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **kwargs)
+    _check_places(bound.arguments)
+    if not warmup:
+        blocks = _evaluated(grid, dict(bound.arguments))
+        if all(blocks) and not getattr(_tuning, "depth", 0):
+            _record(kernel, bound.arguments, blocks, kwargs)
 
 
 def _evaluated(grid: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
@@ -89,11 +107,13 @@ def _evaluated(grid: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
     return blocks
 
 
-def _check_places(kernel: Any, arguments: Mapping[str, Any]) -> None:
+def _check_places(arguments: Mapping[str, Any]) -> None:
     """Refuse host memory with Triton's own words: a kernel cannot reach it."""
+    if world.device_type == "cpu":  # interpreted
+        return
     for i, value in enumerate(arguments.values()):
         for tensor in tensors_in(value):
-            if sim_of(tensor) is None and tensor.device.type == "cpu" and tensor.numel():
+            if tensor.device.type == "cpu" and tensor.numel():
                 raise ValueError(f"Pointer argument (at {i}) cannot be accessed from Triton (cpu tensor?)")
 
 
@@ -126,7 +146,7 @@ def _text(value: Any) -> str:
 # -- what a kernel reads and writes -------------------------------------------------------------------------------
 
 _functions: dict[int, tuple[Any, Function | None]] = {}  # by the kernel's id, which is kept alive
-_known: dict[Any, Accesses] = {}
+_known: dict[Any, tuple[Accesses, dict[str, Any]]] = {}  # with the constants, whose ids are in the keys
 
 
 def _accesses(kernel: Any, arguments: Mapping[str, Any]) -> Accesses:
@@ -141,16 +161,15 @@ def _accesses(kernel: Any, arguments: Mapping[str, Any]) -> Accesses:
         if name in constexprs or not isinstance(arguments[name], (int, float)) or arguments[name] is None
     }
     key = (id(kernel), *((name, _key_of(value)) for name, value in constants.items()))
-    found = _known.get(key)
-    if found is None:
+    if key not in _known:
         try:
             found = accesses_of(function, constants)
         except RecursionError:
             found = Accesses(everything, everything)
         if not found.writes:  # a kernel that stores nothing has no effect: its stores were not recognised
             found = Accesses(everything, everything)
-        _known[key] = found
-    return found
+        _known[key] = found, constants
+    return _known[key][0]
 
 
 def _constant(value: Any, function: Function) -> Any:
@@ -188,6 +207,25 @@ def _scope_of(function: Any) -> Any:
             except ValueError:
                 continue  # not assigned yet
     return lambda name: _as_function(names.get(name))
+
+
+@cache
+def _described(kernel: Any) -> SimpleNamespace:
+    """An interpreted kernel, as a compiled one describes itself."""
+    signature = inspect.signature(kernel.fn)
+    text = textwrap.dedent(inspect.getsource(kernel.fn))
+    params = [
+        SimpleNamespace(name=each.name, is_constexpr="constexpr" in str(each.annotation))
+        for each in signature.parameters.values()
+    ]
+    return SimpleNamespace(
+        __name__=kernel.fn.__name__,
+        fn=kernel.fn,
+        signature=signature,
+        params=params,
+        src=text[text.index("def ") :],
+        pre_run_hooks=kernel.pre_run_hooks,
+    )
 
 
 # -- autotuning and options ---------------------------------------------------------------------------------------

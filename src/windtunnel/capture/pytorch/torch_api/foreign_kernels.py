@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from windtunnel.capture.pytorch.kernels.define_operator import announce
 from windtunnel.capture.pytorch.kernels.launches import record_launch
@@ -28,6 +29,9 @@ class NoMemory(RuntimeError):
 def install_foreign_kernels(device_type: str) -> None:
     patched: Any = Tensor
     patched.__dlpack__ = _refusing(Tensor.__dlpack__, "DLPack")
+    for module in (torch, torch.utils.dlpack):
+        if hasattr(module, "to_dlpack"):
+            vars(module)["to_dlpack"] = _refusing(module.to_dlpack, "DLPack")
     if device_type != "cuda":
         return
     interface: Any = Tensor.__cuda_array_interface__

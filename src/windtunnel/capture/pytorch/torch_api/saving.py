@@ -19,7 +19,12 @@ import torch
 from windtunnel.capture.pytorch.kernels.device_argument import resolve_device
 from windtunnel.capture.pytorch.tensors import storage as store
 from windtunnel.capture.pytorch.tensors.storage import world
-from windtunnel.capture.pytorch.torch_api.pickling import find_simulated, install_pickling, loading_onto
+from windtunnel.capture.pytorch.torch_api.pickling import (
+    find_simulated,
+    install_pickling,
+    loading_onto,
+    rebuild_simulated,
+)
 
 __all__ = ["describe", "install_checkpoints", "is_description", "load_description", "move_storage"]
 
@@ -90,6 +95,7 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
         device = map_location if isinstance(map_location, (str, torch.device, int)) else None
         if device is not None and resolve_device(device).type != "cpu":
             map_location = str(resolve_device(device))
+        torch.serialization.add_safe_globals([rebuild_simulated])  # a script may have cleared the list
         with loading_onto(device, is_mapped=bool(kwargs.get("mmap"))):
             return original(f, map_location, *args, **kwargs)
 

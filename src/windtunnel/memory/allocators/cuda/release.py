@@ -13,7 +13,7 @@ from windtunnel.memory.allocators.blocks import SIZE_SHIFT, Block, BlockPool, Fr
 from windtunnel.memory.allocators.cuda.expandable import unmap_block
 from windtunnel.memory.allocators.cuda.rules import NEVER
 from windtunnel.memory.allocators.cuda.state import CudaState
-from windtunnel.pool_streams import is_pool
+from windtunnel.pool_streams import is_pool_stream
 
 __all__ = ["collect_garbage", "release_cached_blocks", "release_oversize"]
 
@@ -101,4 +101,4 @@ def _is_whole(block: Block) -> bool:
 
 def _is_kept(block: Block) -> bool:
     """Whether CUDA graphs keep it: their kernels write there at the next replay."""
-    return is_pool(block.home.stream)
+    return is_pool_stream(block.home.stream)
