@@ -35,7 +35,9 @@ def _examples() -> tuple[Case, ...]:
 
 
 def _torchtitan() -> tuple[Case, ...]:
-    titan = Group("torchtitan", data={"tests/assets/c4_test/data.json": "lines/c4.json"}, paths=(".",))
+    titan = Group(
+        "torchtitan", fails="torch", data={"tests/assets/c4_test/data.json": "lines/c4.json"}, paths=(".",)
+    )
 
     def train(world: int, words: str = "", module: str = "llama3", backend: str = "partial_dtensor") -> str:
         return (
@@ -52,7 +54,7 @@ def _torchtitan() -> tuple[Case, ...]:
         ),
         titan("FSDP2 2, compile", train(2, "--compile.enable")),
         titan("DeepSeek V3, FSDP2 2", train(2, module="deepseek_v3")),
-        titan("FSDP2 2, spmd_types", train(2, backend="spmd_types"), fails="torch"),
+        titan("FSDP2 2, spmd_types", train(2, backend="spmd_types")),
     )
 
 

@@ -37,7 +37,7 @@ def _lines(folder: Path) -> None:
     with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("label", "sentence1", "sentence2"))
-        writer.writerows((i % 2, lines[i], lines[i + 1]) for i in range(64))
+        writer.writerows((("no", "yes")[i % 2], lines[i], lines[i + 1]) for i in range(64))
     with (folder / "summaries.json").open("w", encoding="utf-8") as file:
         for i in range(64):
             file.write(json.dumps({"text": lines[i], "summary": lines[i][:20]}) + "\n")

@@ -72,6 +72,13 @@ def _gru_cell_backward(op: Any, grad: Tensor, workspace: Tensor, has_bias: bool)
     return (*gates, grad.new_empty((n, size)), *biases)
 
 
+def _boxes_kept(op: Any, boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """How many boxes remain depends on values: all of them, the largest result."""
+    return boxes.new_empty((boxes.shape[0],), dtype=torch.int64)
+
+
+shape_rules["torchvision::nms"] = _boxes_kept  # its fake wants torch's FakeTensorMode
+
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # statistics of half precision
 
 
