@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fractions
+import math
 import sys
 from enum import Enum
 
@@ -137,7 +139,20 @@ def a_missing_package():
     __import__(name)
 
 
+def a_name_that_a_module_lacks():
+    n = read()
+    return math.no_such_function(n)
+
+
+def an_attribute_of_another_object_in_another_file():
+    trainer = Trainer()
+    trainer.measure()
+    return fractions.Fraction("one half")  # fails in a line that reads other attributes
+
+
 OWN = [
+    a_name_that_a_module_lacks,
+    an_attribute_of_another_object_in_another_file,
     only_logged,
     logged_by_an_object,
     after_a_condition_that_does_not_decide_it,

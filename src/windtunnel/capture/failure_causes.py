@@ -12,7 +12,7 @@ import ast
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import NamedTuple
 
 from windtunnel.capture.source_names import chain_of, covers, overlap, targets_of, tree_of, uses_of
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 def cause_of(error: BaseException, reads: Iterable[tuple[Place, ...]]) -> int | None:
     """Which of the reads (each the stack it happened on, innermost first; latest read first) the failure rests on."""
-    if isinstance(error, _NEVER):
+    if isinstance(error, _NEVER) or _is_missing_from_a_module(error):
         return None
     failed = [place for each in _chain_of_errors(error) for place in _places(each.__traceback__)]
     for i, stack in enumerate(reads):
@@ -52,6 +52,11 @@ def cause_of(error: BaseException, reads: Iterable[tuple[Place, ...]]) -> int | 
         if stack and _uses_attribute(stack[0], failed):
             return i
     return None
+
+
+def _is_missing_from_a_module(error: BaseException) -> bool:
+    """`torch.distributed.set_timeout`, in a torch that does not have it."""
+    return isinstance(error, AttributeError) and isinstance(error.obj, ModuleType)
 
 
 def _chain_of_errors(error: BaseException) -> Iterator[BaseException]:
@@ -172,13 +177,18 @@ def _head(node: ast.stmt) -> tuple[list[Chain], list[ast.expr]]:
 
 
 def _uses_attribute(read: Place, failed: list[Place]) -> bool:
-    """`self.n = lengths.max().item()` in one method, and a failing line of another that uses `self.n`."""
+    """`self.n = lengths.max().item()` in one method, and a failing line of another that uses `self.n`.
+
+    Only within one file: elsewhere an attribute of that name is most often another object's.
+    """
     body = _body(read)
     source = _at(list(_statements(body, ())), read.line) if body is not None else None
     names = {chain[-1] for chain in source.written if len(chain) > 1} if source is not None else set()
     if not names:
         return False
     for place in failed:
+        if place.code.co_filename != read.code.co_filename:
+            continue
         inside = _body(place)
         statement = _at(list(_statements(inside, ())), place.line) if inside is not None else None
         if statement is not None and any(len(c) > 1 and names & set(c[1:]) for c in statement.read):
