@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -105,5 +106,9 @@ def test_a_plain_training_loop_has_no_phases():
 
 
 def test_a_phase_does_nothing_in_a_real_run():
+    tokens = []
     with windtunnel.phase("rollout"):
-        pass
+        tokens.append(1)
+    assert tokens == [1]
+    with pytest.raises(KeyError), windtunnel.phase("rollout"):
+        raise KeyError
