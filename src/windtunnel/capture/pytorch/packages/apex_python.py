@@ -26,7 +26,7 @@ def apex_python_modules() -> dict[str, dict[str, Any]]:
     norms = _normalization(kernels["fused_layer_norm_cuda"])
     fast = _fast_norms(kernels["fast_layer_norm"])
     applier = {"MultiTensorApply": _MultiTensorApply, "multi_tensor_applier": _MultiTensorApply(_CHUNK)}
-    optimizers = _optimizers(kernels["amp_C"])
+    optimizers = {"FusedAdam": _fused_adam(kernels["amp_C"]), "FusedSGD": _fused_sgd(kernels["amp_C"])}
     return {
         **kernels,
         "apex": {},
@@ -247,7 +247,7 @@ def _by_type(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     return [each for each in found.values() if each]
 
 
-def _optimizers(kernels: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+def _fused_adam(kernels: dict[str, Callable[..., Any]]) -> type[torch.optim.Optimizer]:
     class FusedAdam(torch.optim.Optimizer):
         def __init__(
             self, params: Any, lr: float = 1e-3, bias_correction: bool = True, betas: Any = (0.9, 0.999), eps: float = 1e-8,
@@ -300,6 +300,10 @@ def _optimizers(kernels: dict[str, Callable[..., Any]]) -> dict[str, Any]:
             gradients = [p.grad for p in parameters]
             kernels[name](_CHUNK, self._dummy_overflow_buf, [gradients, parameters, *moments, *masters])
 
+    return FusedAdam
+
+
+def _fused_sgd(kernels: dict[str, Callable[..., Any]]) -> type[torch.optim.Optimizer]:
     class FusedSGD(torch.optim.Optimizer):
         def __init__(
             self, params: Any, lr: float, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
@@ -334,4 +338,4 @@ def _optimizers(kernels: dict[str, Callable[..., Any]]) -> dict[str, Any]:
                     )
             return loss
 
-    return {"FusedAdam": FusedAdam, "FusedSGD": FusedSGD}
+    return FusedSGD
