@@ -23,25 +23,29 @@ FIRST, LAST = (2, 12), (2, 15)  # tested by `make matrix`, with all versions bet
 NEEDED: dict[str, str] = {
     "capture": """
         Tensor._make_wrapper_subclass UntypedStorage._new_with_weak_ptr _C.BufferDict
-        _C.DisableTorchFunction _C.DisableTorchFunctionSubclass _C.DispatchKey.AutocastPrivateUse1
-        _C.DispatchKey.CPU _C.DispatchKey.PrivateUse1 _C.DispatchKeySet _C.ModuleDict
-        _C.ParameterDict _C.ScriptFunction _C.ScriptModule _C.TensorBase.data _C.TensorBase.device
-        _C.TensorBase.to _C._ExcludeDispatchKeyGuard _C._acc.create_empty_tensor
-        _C._autograd._disable_profiler _C._autograd._enable_profiler _C._autograd._get_sequence_nr
+        _C.DisableTorchFunction _C.DisableTorchFunctionSubclass
+        _C.DispatchKey.AutocastPrivateUse1 _C.DispatchKey.CPU _C.DispatchKey.PrivateUse1
+        _C.DispatchKeySet _C.ModuleDict _C.ParameterDict _C.ScriptFunction _C.ScriptModule
+        _C.TensorBase.data _C.TensorBase.device _C.TensorBase.to
+        _C._AutoDispatchBelowADInplaceOrView _C._AutoDispatchBelowAutograd
+        _C._ExcludeDispatchKeyGuard _C._acc.create_empty_tensor _C._autograd._disable_profiler
+        _C._autograd._enable_profiler _C._autograd._get_sequence_nr
         _C._autograd._prepare_profiler _C._autograd._push_saved_tensors_default_hooks
         _C._current_autograd_node _C._dispatch_get_all_op_names
-        _C._dispatch_has_kernel_for_dispatch_key _C._from_dlpack _C._get_accelerator
-        _C._get_function_stack_at _C._group_tensors_by_device_and_dtype _C._len_torch_function_stack
-        _C._profiler.ProfilerActivity.CPU _C._profiler.ProfilerConfig
-        _C._profiler.ProfilerState.KINETO _C._profiler._EventType.Allocation
-        _C._profiler._ExperimentalConfig _C._should_allow_numbers_as_tensors _C._storage_id
-        _C._swap_tensor_impl _is_functional_tensor _ops.OpOverload
-        _prims_common.suggest_memory_format _register_device_module
-        _subclasses.fake_tensor.FakeTensor.fake_device
+        _C._dispatch_has_kernel_for_dispatch_key _C._distributed_c10d.Backend.Options
+        _C._distributed_c10d.ErrorType.SUCCESS _C._from_dlpack _C._get_accelerator
+        _C._get_function_stack_at _C._group_tensors_by_device_and_dtype
+        _C._len_torch_function_stack _C._profiler.ProfilerActivity.CPU
+        _C._profiler.ProfilerConfig _C._profiler.ProfilerState.KINETO
+        _C._profiler._EventType.Allocation _C._profiler._ExperimentalConfig
+        _C._should_allow_numbers_as_tensors _C._storage_id _C._swap_tensor_impl _foreach_copy_
+        _is_functional_tensor _ops.OpOverload _prims_common.suggest_memory_format
+        _register_device_module _subclasses.fake_tensor.FakeTensor.fake_device
         _subclasses.fake_tensor._DISPATCH_META_HANDLERS
         _subclasses.functional_tensor.FunctionalTensor _utils._rebuild_tensor
         autograd.Variable._execution_engine.run_backward cuda.memory._dump_snapshot
         cuda.memory._record_memory_history distributed._Work
+        distributed.distributed_c10d._NCCL_AVAILABLE
         distributed.distributed_c10d._find_pg_by_ranks_and_tag
         distributed.distributed_c10d._get_default_group
         distributed.distributed_c10d._get_object_coll_device
@@ -51,15 +55,19 @@ NEEDED: dict[str, str] = {
         distributed.distributed_c10d._register_process_group
         distributed.distributed_c10d._world.pg_backend_config
         distributed.distributed_c10d._world.pg_map jit._builtins._get_builtin_table
-        jit._serialization.load utils._device.DeviceContext utils._device._device_constructors
-        utils._python_dispatch.TorchDispatchMode utils._python_dispatch._disable_current_modes
+        jit._serialization.load nn.init._no_grad_trunc_normal_
+        nn.parallel.DistributedDataParallel._ddp_init_helper
+        nn.parallel.DistributedDataParallel._set_static_graph utils._device.DeviceContext
+        utils._device._device_constructors utils._python_dispatch.TorchDispatchMode
+        utils._python_dispatch._disable_current_modes
         utils._python_dispatch._get_current_dispatch_mode utils._python_dispatch._pop_mode
         utils._python_dispatch._push_mode utils._pytree.tree_leaves utils._pytree.tree_map_only
-        utils._triton utils.backend_registration._DummyBackendModule
+        utils._triton.get_triton_version utils._triton.has_triton_package
+        utils.backend_registration._DummyBackendModule
         utils.backend_registration._setup_privateuseone_for_python_backend
         utils.checkpoint._checkpoint_hook utils.data._utils.collate.default_collate_fn_map
         utils.data.dataloader._BaseDataLoaderIter
-        """,
+    """,
     "probe": """
         _C.DisableTorchFunction _C.DispatchKey.AutogradFunctionality _C._AutoDispatchBelowAutograd
         _C._DisableFuncTorch _C._DisableTorchDispatch _C._autograd._get_sequence_nr _C._current_autograd_node

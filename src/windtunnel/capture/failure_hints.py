@@ -295,30 +295,23 @@ _RULES: tuple[tuple[str, str], ...] = (
         + _ONLY_HERE,
     ),
     (
-        r"libcuda\.so|libcudart|Found no NVIDIA driver|active drivers \(\[\]\)",
-        "the script, or a package it imports, asks the driver of the device directly, which a dry run does not have"
-        + _ONLY_HERE,
-    ),
-    (
-        r"CUDA_HOME environment variable is not set|Error building extension",
-        "the script compiles an extension for the device, and the compiler for it is not here: use a wheel of the package,"
-        " or its plain PyTorch code" + _ONLY_HERE,
-    ),
-    (
         r"EOF when reading a line",
         "the script waits for input, which a dry run does not have: pass it as an argument or in a file",
     ),
     (r"(?P<a>a library outside torch asked for the memory of a simulated tensor.*)", "{a}"),
     (
-        r"libcuda\.so|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|cudaErrorInsufficientDriver|no CUDA-capable device|"
+        r"libcuda(?:rt)?\.so|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|cudaErrorInsufficientDriver|"
+        r"no CUDA-capable device|"
         r"CUDA driver version is insufficient|CUDA_ERROR_NOT_INITIALIZED",
-        "the script calls the CUDA driver past torch (cuda-python, CuPy, Numba, …), and a dry run has none: guard it with "
-        "`if not windtunnel.is_dry_run():`, or make it an operator with torch.library.custom_op and register_fake",
+        "the script, or a package it imports, calls the CUDA driver past torch (cuda-python, CuPy, Numba, …), and a dry run "
+        "has none: guard it with `if not windtunnel.is_dry_run():`, or make it an operator with torch.library.custom_op and "
+        "register_fake" + _ONLY_HERE,
     ),
     (
-        r"CUDA_HOME environment variable is not set|No such file or directory: '\S*nvcc'",
+        r"CUDA_HOME environment variable is not set|Error building extension|No such file or directory: '\S*nvcc'",
         "the script compiles a CUDA extension, which needs CUDA's compiler; a dry run needs only its operators: register "
-        "them with torch.library.custom_op and register_fake, or guard the call with `if not windtunnel.is_dry_run():`",
+        "them with torch.library.custom_op and register_fake, or guard the call with `if not windtunnel.is_dry_run():`"
+        + _ONLY_HERE,
     ),
     (
         r"No module named '(?P<a>apex|flash_attn_3|flash_attn_interface|xformers)\b",

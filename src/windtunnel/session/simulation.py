@@ -299,12 +299,21 @@ def isolation_of(request: RunRequest) -> Isolation:
     if request.view is not None:
         return request.view.isolation()
     cache = cache_folder()
-    with suppress(
-        OSError
-    ):  # MindSpore's loader stubs take a minute to build, a large model as long to compile
-        cache.mkdir(parents=True, exist_ok=True)
+    if request.framework == "mindspore" or _names_compile(request):
+        with suppress(OSError):  # loader stubs take a minute to build, a large model as long to compile
+            cache.mkdir(parents=True, exist_ok=True)
     real = [request.folder, cache] if cache.is_dir() else [request.folder]
     return Isolation(real, request.is_network_allowed, request.isolation)
+
+
+def _names_compile(request: RunRequest) -> bool:
+    """Whether the script may use torch.compile: a program that does not leaves no cache folder behind."""
+    if request.is_module:
+        return True
+    try:
+        return b"compile" in Path(request.script).read_bytes()
+    except OSError:
+        return False
 
 
 def _list_files(

@@ -352,7 +352,8 @@ def _install_cuda_only(profile: DeviceProfile) -> None:
     torch.cuda.streams.Stream, torch.cuda.streams.Event = streams.Stream, streams.Event  # type: ignore[misc, assignment]
     torch.cuda.streams.ExternalStream = streams.ExternalStream  # type: ignore[misc, assignment]
     install_cuda_build(profile)
-    torch._C._CudaDeviceProperties = torch.cuda._CudaDeviceProperties = _Properties  # type: ignore[assignment, misc]
+    for place in (torch._C, torch.cuda):
+        setattr(place, "_CudaDeviceProperties", _Properties)  # noqa: B010  a CPU build has none
     for name, legacy_type in legacy_types("cuda").items():
         setattr(torch.cuda, name, legacy_type)
     torch.amp.grad_scaler.amp_definitely_not_available = lambda: False  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ def install_cuda_build(profile: DeviceProfile) -> None:
     _install_pools(cuda)
     for name, answer in _readings(cuda).items():
         setattr(cuda, name, answer)
-    cuda.nvtx._nvtx = torch._C._nvtx
+    cuda.nvtx._nvtx = getattr(torch._C, "_nvtx")  # noqa: B009  made above
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -213,7 +213,8 @@ def _install_runtime(cuda: Any) -> None:
     runtime.cudaError = _Error
     runtime.cudaGetErrorString = lambda code: "no error" if code == 0 else "unknown error"
     runtime.cudaMemGetInfo = lambda device=None: cuda.mem_get_info(device)
-    torch._C._cudart = cuda._cudart = runtime  # type: ignore[attr-defined]
+    for place in (torch._C, cuda):
+        setattr(place, "_cudart", runtime)  # noqa: B010  a CPU build has none
 
 
 # -- pools of memory and allocators of the program ------------------------------------------------------------
